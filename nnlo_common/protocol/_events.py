@@ -48,7 +48,7 @@ class Received(NamedTuple):
         assert self.message.vector is not None  # only a vector comes in parts
         for place, numbers in self.arriving():
             np.copyto(self.message.vector[place], numbers)
-        return self._replace(parts=None)
+        return Received(self.message, self.frame)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.algorithms import CenterRule
 from nnlo_common.algorithms._vector_optimizer import Move
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol._checks import refused, violated
+from nnlo_common.protocol._commits import contributions, count_commit
 from nnlo_common.protocol._dropping import refusal
 from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
@@ -429,42 +430,22 @@ class Server:
 
     def _move_by_parts(self, event: Received) -> Send:
         """Apply a contribution and make the reply while it is sent, as far as the rule can."""
-        vector = event.message.vector
-        assert vector is not None  # refused() has seen to it
         fill: Move | None = None
-        (contribution,) = self._contributions([event])
+        (contribution,) = contributions([event], self.rule, self.peers, self.staleness)
         if self.after_commit is None:
             fill = self.rule.commit_by_parts(contribution)
         if fill is None:
             self.rule.commit([contribution])
-            fill = partial(self.rule.reply, vector)
-        self._note_commit([event])
-        return self._reply(event, with_vector=True)._replace(fill=fill)
+            fill = partial(self.rule.reply, contribution.vector)
+        self._committed([event])
+        return self._reply(event, with_vector=True, fill=fill)
 
     def _apply(self, events: list[Received]) -> None:
-        self.rule.commit(self._contributions(events))
-        self._note_commit(events)
+        self.rule.commit(contributions(events, self.rule, self.peers, self.staleness))
+        self._committed(events)
 
-    def _contributions(self, events: list[Received]) -> list[Contribution]:
-        """Count contributions by staleness, and configure the optimizer for them."""
-        clock = self.rule.clock
-        contributions = []
-        for event in events:
-            message = event.message
-            assert message.vector is not None  # refused() has seen to it
-            if (options := self.peers[message.sender].options) is not None:
-                self.rule.configure(options)
-            staleness = clock - message.pulled_at
-            contributions.append(Contribution(message.sender, message.vector, staleness, message.share))
-            self.staleness[staleness] += 1
-            self.peers[message.sender].staleness[staleness] += 1
-        return contributions
-
-    def _note_commit(self, events: list[Received]) -> None:
-        for event in events:
-            peer = self.peers[event.message.sender]
-            peer.commits += 1
-            peer.last_commit = self.rule.clock
+    def _committed(self, events: list[Received]) -> None:
+        count_commit(events, self.rule, self.peers)
         if self.after_commit is not None:
             self.after_commit()
 
@@ -479,15 +460,24 @@ class Server:
         event.frame.vector[: self.rule.center.size] = self.rule.center if center is None else center
         return self._reply(event, with_vector=True, mark=last)
 
-    def _reply(self, event: Received, *, with_vector: bool, mark: bool = False) -> Send:
+    def _reply(
+        self, event: Received, *, with_vector: bool, mark: bool = False, fill: Move | None = None
+    ) -> Send:
         vector = event.frame.vector[: self.rule.center.size] if with_vector else None
-        return self._answer(event, Kind.CENTER if with_vector else Kind.ACK, vector=vector, mark=mark)
+        kind = Kind.CENTER if with_vector else Kind.ACK
+        return self._answer(event, kind, vector=vector, mark=mark, fill=fill)
 
     def _paused(self, event: Received, *, cancelled: bool) -> Send:
         return self._answer(event, Kind.PAUSED, mark=cancelled)
 
     def _answer(
-        self, event: Received, kind: Kind, *, vector: Vector | None = None, mark: bool = False
+        self,
+        event: Received,
+        kind: Kind,
+        *,
+        vector: Vector | None = None,
+        mark: bool = False,
+        fill: Move | None = None,
     ) -> Send:
         request = event.message
         if request.sender in self.peers and request.shard == self.shard:
@@ -506,4 +496,4 @@ class Server:
             mark=mark,
             pause=self.pauses.wanted,
         )
-        return Send(request.sender, reply, event.frame)
+        return Send(request.sender, reply, event.frame, fill)

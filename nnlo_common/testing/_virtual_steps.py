@@ -76,7 +76,7 @@ def in_parts(event: Received, parts: Sequence[slice]) -> Received:
     vector = event.message.vector
     if vector is None or not parts:
         return event
-    return event._replace(parts=iter([(part, vector[part]) for part in parts]))
+    return Received(event.message, event.frame, iter([(part, vector[part]) for part in parts]))
 
 
 def bytes_of(message: Message) -> int:

@@ -151,7 +151,7 @@ def _watched(event: Received, watch: ServerWatch) -> Received:
                 watch.heard()
                 yield part
 
-    return event._replace(parts=parts(event.parts))
+    return Received(event.message, event.frame, parts(event.parts))
 
 
 def _handling(endpoint: Endpoint, event: Received) -> AbstractContextManager[object]:
