@@ -85,8 +85,11 @@ def test_a_training_saves_at_its_time_limit_and_goes_on_after_it(batch):
     text = (batch.home / f"training-{job}.out").read_text()
     assert ended["JobState"] == "COMPLETED", text
     assert int(ended["Restarts"]) >= 1, text
-    assert text.count("Exited with exit code 75") == 3 * int(ended["Restarts"]), text
-    assert text.count("finished on 3 ranks") == 1, text
+    saved, killed = text.count("Exited with exit code 75"), text.count("User defined signal 1")
+    assert saved >= 3, text
+    # On a busy machine the signal may come to a later start, too, also when its training is over.
+    assert saved + killed == 3 * int(ended["Restarts"]), text
+    assert text.count("finished on 3 ranks") == 1 + killed // 3, text
     assert Counter(used(batch.home).values()) == {EPOCHS: SAMPLES}
 
 
