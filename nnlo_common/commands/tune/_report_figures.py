@@ -45,10 +45,14 @@ def figures(
     if good:
         found["History"] = visualization.plot_optimization_history(study, target_name=name)
         if weights:
-            found["Importance"] = go.Figure(go.Bar(x=[*weights.values()], y=[*weights], orientation="h"))
+            titles = {"xaxis_title": "importance, all together 1", "yaxis_title": "parameter"}
+            found["Importance"] = go.Figure(
+                go.Bar(x=[*weights.values()], y=[*weights], orientation="h"), titles
+            )
         if any(one.params for one in good):
             found["Slices"] = visualization.plot_slice(study, target_name=name)
-            found["Parallel coordinates"] = visualization.plot_parallel_coordinate(study, target_name=name)
+            lines = visualization.plot_parallel_coordinate(study, target_name=name)
+            found["Parallel coordinates"] = lines.update_layout(xaxis_title="each trial is a line")
         if any(one.steps for one in trials):
             found["Epochs"] = visualization.plot_intermediate_values(study)
     if blocks:
