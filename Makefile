@@ -73,7 +73,7 @@ demo: .venv/stamp-mpi ## train a small network on 1 server and 2 workers (RANKS=
 
 test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; those that start mpiexec under Open MPI and MPICH
 	$(say) 'tests, with torch and keras'
-	@$(warm) $(pytest) $(side_by_side) -m 'not extended and not mpi' $(checked)
+	@$(warm) $(pytest) --numprocesses 4 -m 'not extended and not mpi' $(checked)
 	$(say) 'tests of Keras once more, on TensorFlow'
 	@$(warm) $(pytest_tf) $(side_by_side) -m 'not extended and not mpi' $(any_backend) tests/keras \
 		tests/equations/test_keras_equations.py

@@ -50,8 +50,8 @@ PARTS = 8
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_a_worker_that_waits_for_a_part_can_look_around():
-    done = mpiexec(2, PROGRAMS / "parts_death.py", "server stops", timeout_s=60)
+def test_a_worker_that_waits_for_a_part_can_look_around(tmp_path):
+    done = mpiexec(2, PROGRAMS / "parts_death.py", "server stops", str(tmp_path), timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
         f"server: {PARTS} parts computed",
@@ -62,10 +62,11 @@ def test_a_worker_that_waits_for_a_part_can_look_around():
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["worker dies", "server dies"])
-def test_a_death_in_the_middle_of_a_reply(what):
+def test_a_death_in_the_middle_of_a_reply(what, tmp_path):
     if running_mpi() != "Open MPI":
         pytest.skip("MPICH ends the job")
-    done = mpiexec(2, PROGRAMS / "parts_death.py", what, timeout_s=60, options=["--with-ft", "ulfm"])
+    words = [what, str(tmp_path)]
+    done = mpiexec(2, PROGRAMS / "parts_death.py", *words, timeout_s=60, options=["--with-ft", "ulfm"])
     said = done.stdout.splitlines()
     if what == "worker dies":  # the centre has moved as a whole all the same
         assert said == [f"server: {PARTS} parts computed", "server: Lost(rank=1)"], done.stderr

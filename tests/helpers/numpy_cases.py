@@ -25,7 +25,7 @@ from nnlo_common import (
 from nnlo_common.algorithms import Algorithm
 
 SHAPES = [(40, 30), (30,), (30, 7), (7,)]
-#: So many numbers that also one of two servers replies in parts (of 2 ** 18).
+#: So many numbers that also one of two servers replies in parts (of 2 ** 17).
 LONG = [(800, 700), (699,), (5, 3)]
 STEPS = 12
 EPOCHS = 2

@@ -1,9 +1,13 @@
-"""A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle (argument)."""
+"""A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle.
+
+Arguments: which, and a folder.
+"""
 
 import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -16,7 +20,7 @@ from nnlo_common.cluster.transport._parts import PART
 from nnlo_common.protocol import Kind, Lost, Message
 
 PARTS = 8
-what = sys.argv[1]
+what, begun = sys.argv[1], Path(sys.argv[2]) / "begun"
 world = MPIWorld(World())
 disengage = world.engage()
 here = world.open([Link(1 - world.rank, 0, PARTS * PART, 1, serving=world.rank == 0)])
@@ -29,6 +33,8 @@ if world.rank == 0:
     def fill(part):
         filled.append(part)
         vector[part] += 1
+        while len(filled) == 3 and not begun.exists():  # the worker has had a part
+            MPI.COMM_WORLD.Iprobe()  # makes it leave
         if len(filled) == 3 and what in ("server dies", "server stops"):
             os.kill(os.getpid(), signal.SIGKILL if what == "server dies" else signal.SIGSTOP)
 
@@ -51,6 +57,7 @@ else:
                 continue
             assert (part[1] == 2).all()
             parts += 1
+            begun.touch()
             if what == "worker dies" and parts == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
         print(f"worker: {parts} parts, waited {waits > 0}", flush=True)

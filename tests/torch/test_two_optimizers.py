@@ -103,6 +103,7 @@ def trained(
     return pair
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("make", [adam_of, sgd_of])
 @pytest.mark.parametrize("how", ["batch", "both_at_once"])
 @pytest.mark.parametrize(("name", "options"), [("Downpour", {}), ("Synchronous", {}), ("DynSGD", {}),
@@ -433,6 +434,7 @@ def step_of(model, optimizer, index):
     optimizer.step()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", cases.WRAPPERS)
 def test_two_trainings_follow_each_other(name):
     """The second trains only the head of the model that the first has left at the centre, on all ranks."""
@@ -523,6 +525,7 @@ class WithoutStatistics(Pair):
     between = torch.nn.Softplus
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["batch", "both_at_once"])
 @pytest.mark.parametrize(
     ("k", "name", "options"),

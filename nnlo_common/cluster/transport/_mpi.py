@@ -350,7 +350,9 @@ class MPIEndpoint:
                 continue
             slot.arrived = True
             if slot.channel.long and comes_in_parts(slot.frame):
-                slot.parts = slot.parts or IncomingParts(self._comm, slot.channel.link)
+                if slot.parts is None:
+                    link = slot.channel.link
+                    slot.parts = IncomingParts(self._comm, link, near=link.peer in self._wakeups)
                 slot.parts.expect(announced(slot.frame))
                 with self._noting_deaths():
                     slot.parts.post()

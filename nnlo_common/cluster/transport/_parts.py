@@ -17,10 +17,10 @@ from nnlo_common.protocol._events import Part
 
 __all__ = ["PART", "IncomingParts", "bytes_of", "parts", "tag_of_parts"]
 
-#: Numbers in a part: 1 MiB, which a second-level cache holds.
-PART = 1 << 18
-# Parts whose receives are posted ahead.
-_AHEAD = 3
+#: Numbers in a part: 512 KiB, so that the parts under way stay in a second-level cache.
+PART = 1 << 17
+# Parts whose receives are posted ahead. Within a host the worker copies all that has come, in one call.
+_AHEAD_NEAR, _AHEAD_FAR = 1, 3
 # MPI grants tags up to 32767; those of shards are far below.
 _TAG = 1 << 14
 
@@ -30,7 +30,7 @@ def parts(size: int) -> Iterator[slice]:
 
     Example:
         >>> [(part.start, part.stop) for part in parts(PART + 7)]
-        [(0, 262144), (262144, 262151)]
+        [(0, 131072), (131072, 131079)]
     """
     return (slice(at, min(at + PART, size)) for at in range(0, size, PART))
 
@@ -51,11 +51,13 @@ class IncomingParts:
     Args:
         comm: the communicator.
         link: to the server.
+        near: the server is on this host.
     """
 
-    def __init__(self, comm: MPI.Intracomm, link: Link) -> None:
+    def __init__(self, comm: MPI.Intracomm, link: Link, *, near: bool) -> None:
         self._comm, self._link = comm, link
-        self._room = deque(Frame(PART) for _ in range(_AHEAD + 1))
+        self._ahead = _AHEAD_NEAR if near else _AHEAD_FAR
+        self._room = deque(Frame(PART) for _ in range(self._ahead + 1))
         self._posted: deque[tuple[slice, Frame, MPI.Request]] = deque()
         self._later: deque[slice] = deque()
 
@@ -70,7 +72,7 @@ class IncomingParts:
 
     def post(self) -> None:
         """Post receives of the next parts; call it after `expect` and after each `take`."""
-        while self._later and len(self._posted) < _AHEAD:
+        while self._later and len(self._posted) < self._ahead:
             part, frame = self._later[0], self._room[0]
             memory = frame.bytes[HEADER_BYTES : HEADER_BYTES + 4 * (part.stop - part.start)]
             request = self._comm.Irecv([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))

@@ -12,6 +12,7 @@ from typing import Any
 
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.base._file_access import readable_file
 from nnlo_common.commands.report._tuner_reader import ORACLE, TunerSearch, read_tuner
 from nnlo_common.commands.train._run_folder import SEARCH
 from nnlo_common.commands.tune._search_facts import FinishedTrial, PageFacts, finished_trials
@@ -63,7 +64,7 @@ def find_search(path: Path) -> Path | None:
 
 def _is_journal(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with readable_file(path) as file:
             return file.read(len(_BEGIN)) == _BEGIN
     except OSError:
         return False
