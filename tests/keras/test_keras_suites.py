@@ -13,7 +13,7 @@ pytestmark = pytest.mark.framework("keras")
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(0)  # each of those tests has its limit
 @pytest.mark.parametrize("wrapper", ["Downpour", "EASGD"])
 def test_what_fails_with_a_wrapper_is_explained(wrapper):
     assert passed_with_keras(keras_own, "--wrapper", wrapper) > 200
@@ -30,6 +30,24 @@ def test_a_failure_that_is_not_explained_is_one_and_so_is_an_exception_that_pass
     assert "passes, so that its exception must go: known" in capsys.readouterr().out
     assert keras_own.report("Downpour", {**found, "a::fine": "failed"}, {"a::fine": "passed"}, complete=True)
     assert "UNEXPLAINED: a::fine" in capsys.readouterr().out
+
+
+HANGS = """
+import threading
+
+def test_that_waits():
+    threading.Event().wait()
+
+def test_after_it():
+    assert True
+"""
+
+
+@pytest.mark.slow
+def test_one_that_hangs_fails_by_its_own_limit_and_the_next_runs(tmp_path):
+    (tmp_path / "hangs_test.py").write_text(HANGS)
+    found = keras_own.run(tmp_path, "", "", plugin="tests.helpers.paths", limit_s=0.5)
+    assert found == {"hangs_test::test_that_waits": "failed", "hangs_test::test_after_it": "passed"}
 
 
 def test_pip_without_an_index_says_why(monkeypatch, tmp_path, capsys):

@@ -27,6 +27,8 @@ from pathlib import Path
 
 from tests.helpers.paths import ROOT
 
+#: How long each of the other project's tests may take; all together take as long as the machine needs.
+LIMIT_S = 300
 FOLDERS = ("keras/src/optimizers/", "keras/src/callbacks/")
 NO_SOURCE = 3
 
@@ -100,8 +102,12 @@ def run(
     chosen: str,
     only: list[str] | None = None,
     plugin: str = "tests.suites.keras_own_plugin",
+    limit_s: float = LIMIT_S,
 ) -> dict[str, str]:
-    """Return what became of each test; with no wrapper: of each as Keras has it."""
+    """Return what became of each test; with no wrapper: of each as Keras has it.
+
+    A test that takes longer than its limit has failed; if no signal reaches it, pytest ends with its name.
+    """
     results = tests / "results.xml"
     command = [
         sys.executable,
@@ -116,6 +122,8 @@ def run(
     command += ["--continue-on-collection-errors"]
     command += ["-c", os.devnull, "--rootdir", str(tests), "-o", "python_files=*_test.py", "--tb=short"]
     command += [f"--junitxml={results}", "-W", "ignore", "-k", chosen]
+    command += [f"--timeout={limit_s}", "-o", f"faulthandler_timeout={limit_s + 100}"]
+    command += ["-o", "faulthandler_exit_on_timeout=true"]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NNLO_SUITE_WRAPPER": wrapper}
     selected = [node(name) for name in only] if only else [str(tests)]
