@@ -344,7 +344,7 @@ DIFFER = {
     "number": lambda odd: wrapped(torch.nn.Linear(3, 2, bias=not odd)),
     "buffers": lambda odd: wrapped(Normed(odd)),
     "normed": lambda odd: wrapped(torch.nn.BatchNorm1d(3) if odd else torch.nn.Linear(3, 2)),
-    "options": lambda odd: wrapped(torch.nn.Linear(3, 2), nt.EASGD, every=10 + odd),
+    "options": lambda odd: wrapped(torch.nn.Linear(3, 2), nt.EASGD, every=20 + odd),
     "servers": lambda odd: wrapped(torch.nn.Linear(3, 2), servers=1 + odd),
     "wrapper": lambda odd: wrapped(torch.nn.Linear(3, 2), nt.EASGD if odd else nt.Downpour),
     "optimizer": lambda odd: wrapped(

@@ -132,7 +132,7 @@ DIFFERENCES = {
     "number": r"the model differs .*\b(1 parameters here and 2|2 parameters here and 1) there",
     "buffers": r"the model's buffers \(running statistics and the like\) differ",
     "normed": r"the model differs ",
-    "options": r"the algorithm is EASGD\(.*every=1[01].* but EASGD\(",
+    "options": r"the algorithm is EASGD\(.*every=2[01].* but EASGD\(",
     "servers": r"servers=[12] on rank 0 but [12]",
     "wrapper": r"the algorithm is .*Downpour\(",
     "optimizer": r"the optimizer is \w+ on rank 0 but \w+",
