@@ -17,6 +17,12 @@ keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation:Deprec
 on_ranks = [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])]
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Blocks may write files where they run."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def back_end(monkeypatch):
     """The environment of what runs Keras: on torch if nothing else is asked for, and quiet."""
@@ -72,7 +78,6 @@ def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
 @pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning")
 def test_the_guide_to_keras_tuner_searches(tmp_path, monkeypatch, capsys):
     pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
-    monkeypatch.chdir(tmp_path)
     (block,) = code("python", "docs/keras_tuner.md")
     shown = {}
     exec(compile(block, "keras_tuner.md", "exec"), shown)
@@ -148,7 +153,6 @@ def test_the_guide_to_pytorch_trains_two_networks(ranks, tmp_path, capsys):
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=[pytest.mark.mpi, pytest.mark.slow])])
 def test_the_guide_to_pytorch_averages_what_is_clipped(ranks, tmp_path, monkeypatch, capsys):
     torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
-    monkeypatch.chdir(tmp_path)
     told = of_pytorch('"critic.pt"', ranks, tmp_path, capsys)
     assert len(re.findall(r"{'averaged': -?[0-9.e-]+}", told)) == 2
     saved = torch.load(tmp_path / "critic.pt", weights_only=True)
@@ -169,7 +173,6 @@ def test_the_guide_to_pytorch_trains(ranks, tmp_path, capsys):
 @keras_warns
 def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
     files, block, _ = code("python", "docs/data.md")
-    monkeypatch.chdir(tmp_path)
     shown = {}
     exec(compile(files + block, "data.md", "exec"), shown)
     losses = shown["history"].history["val_loss"]
@@ -180,7 +183,6 @@ def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
 @pytest.mark.parametrize("ranks", on_ranks)
 def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
     files, _, block = code("python", "docs/data.md")
-    monkeypatch.chdir(tmp_path)
     shown = {}
     exec(compile(files, "data.md", "exec"), shown)
     if ranks == 1:
