@@ -16,8 +16,8 @@ from nnlo_common.algorithms._rule import (
     WorkerRule,
     mean_of,
 )
-from nnlo_common.algorithms._vector_optimizer import Move, VectorOptimizer, blocks, moves
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.algorithms._vector_optimizer import BLOCK, VectorOptimizer, moves
+from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 
@@ -94,14 +94,14 @@ class DownpourCenter(CenterRule):
         """Step with the (only) contribution."""
         self.optimizer.step(self.center, mean_of(contributions))
 
-    def apply_by_parts(self, contribution: Contribution) -> Move | None:
+    def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Return what steps a part, if the optimizer can, and makes that part of the reply."""
         step = moves(self.optimizer, self.center, contribution.vector)
         if step is None:
             return None
 
         def move(part: slice) -> None:
-            for block in blocks(part):  # what has just been written is still in the cache
+            for block in blocks(part, BLOCK):  # what has just been written is still in the cache
                 step(block)
                 self.reply(contribution.vector, block)
 

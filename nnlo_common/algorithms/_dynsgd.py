@@ -9,8 +9,8 @@ import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
 from nnlo_common.algorithms._rule import Algorithm, Contribution
-from nnlo_common.algorithms._vector_optimizer import Move, VectorOptimizer
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import PartWork, Vector
 
 __all__ = ["DynSGD", "DynSGDCenter"]
 
@@ -24,7 +24,7 @@ class DynSGDCenter(DownpourCenter):
             _scale(contribution)
         super().apply(contributions)
 
-    def apply_by_parts(self, contribution: Contribution) -> Move | None:
+    def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Scale at once what is then applied part by part."""
         move = super().apply_by_parts(contribution)
         if move is not None:

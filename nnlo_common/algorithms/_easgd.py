@@ -12,8 +12,8 @@ import numpy as np
 
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
-from nnlo_common.algorithms._vector_optimizer import Move, VectorOptimizer, blocks
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._plural import plural
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
@@ -62,7 +62,7 @@ class ElasticCenter(CenterRule):
         """Replace each x by its E, so that both sides move by the same float32 numbers."""
         self._move([contribution.vector for contribution in contributions], slice(0, self.center.size))
 
-    def apply_by_parts(self, contribution: Contribution) -> Move:
+    def apply_by_parts(self, contribution: Contribution) -> PartWork:
         """Return what does so for a part."""
         return partial(self._move, [contribution.vector])
 

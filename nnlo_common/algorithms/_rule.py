@@ -19,10 +19,10 @@ from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Configurable, Move, VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
@@ -187,14 +187,14 @@ class CenterRule(Stateful, ABC):
         self.apply(contributions)
         self.clock += 1
 
-    def apply_by_parts(self, contribution: Contribution) -> Move | None:
+    def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Begin to apply one contribution; return what applies a part and makes that part of the reply.
 
         By default None, and nothing is done: the rule needs the whole vector.
         """
         return None
 
-    def commit_by_parts(self, contribution: Contribution) -> Move | None:
+    def commit_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Count the commit of one contribution, and return what applies its parts; None: use `commit`."""
         move = self.apply_by_parts(contribution)
         self.clock += move is not None

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._layout import Layout
 
-__all__ = [
-    "Move",
-    "Optimizer",
-    "VectorOptimizer",
-    "blocks",
-    "descend",
-    "described",
-    "fitted",
-    "is_vector",
-    "moves",
-]
+__all__ = ["BLOCK", "Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector", "moves"]
 
-#: Moves one part of a vector; to be called once for each part.
-Move: TypeAlias = Callable[[slice], None]
-
-_BLOCK = 131072  # values: two work rows and a block of each operand fit a second-level cache
+BLOCK = 131072  # values: two work rows and a block of each operand fit a second-level cache
 
 
 @runtime_checkable
@@ -102,8 +89,8 @@ class Optimizer:
         for part in self._parts(x.size):
             move(part)
 
-    def step_by_parts(self, x: Vector, gradient: Vector) -> Move | None:
-        """Begin a step; return what moves one of `blocks`, or None if a step needs the whole vector.
+    def step_by_parts(self, x: Vector, gradient: Vector) -> PartWork | None:
+        """Begin a step; return what moves a block of up to `BLOCK`, or None if a step needs the whole vector.
 
         Example:
             >>> from nnlo_common import SGD
@@ -115,7 +102,7 @@ class Optimizer:
         """
         return self._begin(x, gradient) if self._coordinatewise else None
 
-    def _begin(self, x: Vector, gradient: Vector) -> Move:
+    def _begin(self, x: Vector, gradient: Vector) -> PartWork:
         """Check and count a step; return what moves a part of it."""
         self._check_number("learning_rate")
         both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
@@ -162,7 +149,7 @@ class Optimizer:
 
     def _parts(self, size: int) -> list[slice]:
         """The blocks to work through, each small enough for the cache."""
-        return list(blocks(slice(0, size)))
+        return list(blocks(slice(0, size), BLOCK))
 
     def _initial(self) -> dict[str, float]:
         return dict.fromkeys(self._names, 0.0)
@@ -209,19 +196,9 @@ def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimi
     return one
 
 
-def blocks(part: slice, length: int = _BLOCK) -> Iterator[slice]:
-    """Cut a part of a vector into blocks that a cache holds.
-
-    Example:
-        >>> [(one.start, one.stop) for one in blocks(slice(3, 8), 2)]
-        [(3, 5), (5, 7), (7, 8)]
-    """
-    return (slice(at, min(at + length, part.stop)) for at in range(part.start, part.stop, length))
-
-
-def moves(optimizer: VectorOptimizer, x: Vector, gradient: Vector) -> Move | None:
-    """Begin a step block by block; return what moves one of `blocks`, or None if the optimizer cannot."""
-    begin: Callable[[Vector, Vector], Move | None] | None = getattr(optimizer, "step_by_parts", None)
+def moves(optimizer: VectorOptimizer, x: Vector, gradient: Vector) -> PartWork | None:
+    """Begin a step by blocks of up to `BLOCK`; return what moves one, or None if the optimizer cannot."""
+    begin: Callable[[Vector, Vector], PartWork | None] | None = getattr(optimizer, "step_by_parts", None)
     return None if begin is None else begin(x, gradient)
 
 

@@ -11,7 +11,7 @@ Requirements that shaped this module:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any, TypeAlias
 
@@ -22,9 +22,21 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._layout import Layout, Segment, described
 
-__all__ = ["HEADER_BYTES", "PRESENT", "FlatVector", "Frame", "Vector", "looks_finite", "telling_places"]
+__all__ = [
+    "HEADER_BYTES",
+    "PRESENT",
+    "FlatVector",
+    "Frame",
+    "PartWork",
+    "Vector",
+    "blocks",
+    "looks_finite",
+    "telling_places",
+]
 
 Vector: TypeAlias = npt.NDArray[np.float32]
+#: Computes one part of a vector; to be called once for each part.
+PartWork: TypeAlias = Callable[[slice], None]
 #: Returns the given number of zeroed bytes.
 Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 
@@ -163,6 +175,16 @@ class FlatVector:
                     f"{described(array)}; make a new FlatVector when the model changes"
                 )
         return list(zip(segments, arrays, self.views(), strict=True))
+
+
+def blocks(part: slice, length: int) -> Iterator[slice]:
+    """Cut a part of a vector into blocks.
+
+    Example:
+        >>> [(one.start, one.stop) for one in blocks(slice(3, 8), 2)]
+        [(3, 5), (5, 7), (7, 8)]
+    """
+    return (slice(at, min(at + length, part.stop)) for at in range(part.start, part.stop, length))
 
 
 def looks_finite(vector: Vector, places: npt.NDArray[np.int64]) -> bool:

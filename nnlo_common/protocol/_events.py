@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from nnlo_common.base._errors import ProtocolError
-from nnlo_common.base._flat_vector import Frame, Vector
+from nnlo_common.base._flat_vector import Frame, PartWork, Vector
 from nnlo_common.protocol._messages import Message
 
 __all__ = ["Action", "Compute", "Event", "Lost", "Part", "Received", "Release", "Send", "Story", "Wait"]
@@ -27,7 +27,7 @@ class Received(NamedTuple):
         message: the message.
         frame: the memory that holds it.
         parts: the parts of a long vector in order, each given once it has arrived, and None from time to
-            time while it has not; None: all of it is in the message. Take all before the frame is given back.
+            time while it has not; None: all of it is in the message.
     """
 
     message: Message
@@ -41,14 +41,38 @@ class Received(NamedTuple):
         vector = self.message.vector
         return iter([] if vector is None else [(slice(None), vector)])
 
+    def fetch(self) -> bool:
+        """Copy the parts that come into the message; return whether all are there, else ask again."""
+        for part in self.parts or ():
+            if part is None:
+                return False
+            assert self.message.vector is not None  # only a vector comes in parts
+            place, numbers = part
+            np.copyto(self.message.vector[place], numbers)
+        return True
+
     def whole(self) -> Received:
         """Wait for all parts; return the event with all of its vector in the message."""
+        while not self.fetch():
+            pass
+        return Received(self.message, self.frame)
+
+    def watched(self, waits: Callable[[], object], comes: Callable[[], object] = lambda: None) -> Received:
+        """Return the event with parts that are watched.
+
+        Args:
+            waits: called from time to time while a part has not come.
+            comes: called when one has come.
+        """
         if self.parts is None:
             return self
-        assert self.message.vector is not None  # only a vector comes in parts
-        for place, numbers in self.arriving():
-            np.copyto(self.message.vector[place], numbers)
-        return Received(self.message, self.frame)
+
+        def parts(arriving: Iterator[Part | None]) -> Iterator[Part | None]:
+            for part in arriving:
+                (waits if part is None else comes)()
+                yield part
+
+        return Received(self.message, self.frame, parts(self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +96,7 @@ class Send(NamedTuple):
     rank: int
     message: Message
     frame: Frame | None = None
-    fill: Callable[[slice], None] | None = None
+    fill: PartWork | None = None
 
 
 class Release(NamedTuple):

@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any
 
 from nnlo_common.algorithms import CenterRule
-from nnlo_common.algorithms._vector_optimizer import Move
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._commits import contributions, count_commit
@@ -430,7 +429,7 @@ class Server:
 
     def _move_by_parts(self, event: Received) -> Send:
         """Apply a contribution and make the reply while it is sent, as far as the rule can."""
-        fill: Move | None = None
+        fill: PartWork | None = None
         (contribution,) = contributions([event], self.rule, self.peers, self.staleness)
         if self.after_commit is None:
             fill = self.rule.commit_by_parts(contribution)
@@ -461,7 +460,7 @@ class Server:
         return self._reply(event, with_vector=True, mark=last)
 
     def _reply(
-        self, event: Received, *, with_vector: bool, mark: bool = False, fill: Move | None = None
+        self, event: Received, *, with_vector: bool, mark: bool = False, fill: PartWork | None = None
     ) -> Send:
         vector = event.frame.vector[: self.rule.center.size] if with_vector else None
         kind = Kind.CENTER if with_vector else Kind.ACK
@@ -477,7 +476,7 @@ class Server:
         *,
         vector: Vector | None = None,
         mark: bool = False,
-        fill: Move | None = None,
+        fill: PartWork | None = None,
     ) -> Send:
         request = event.message
         if request.sender in self.peers and request.shard == self.shard:

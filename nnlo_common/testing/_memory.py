@@ -14,8 +14,8 @@ import numpy as np
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
-from nnlo_common.base._flat_vector import Frame
-from nnlo_common.cluster.transport._endpoint import Fill, Link
+from nnlo_common.base._flat_vector import Frame, PartWork
+from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.testing._memory_group import MemoryGroup
 from nnlo_common.testing._points import InjectedFault, Points
@@ -411,7 +411,7 @@ class MemoryEndpoint:
         peer: int,
         message: Message,
         frame: Frame | None = None,  # noqa: ARG002 - it is copied
-        fill: Fill | None = None,
+        fill: PartWork | None = None,
     ) -> None:
         """Put a copy of the message into the peer's inbox; what is computed meanwhile comes in parts."""
         parts = filled_unevenly(message, fill)

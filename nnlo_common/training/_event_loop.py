@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from nnlo_common.base._errors import PeerLostError
+from nnlo_common.base._flat_vector import PartWork
 from nnlo_common.base._spans import Span, span
-from nnlo_common.cluster.transport._endpoint import Endpoint, Fill
+from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.cluster.transport._group_endpoints import MemberEndpoint
 from nnlo_common.protocol import Action, Activity, Event, Kind, Lost, Message, Received, Release, Send, Wait
-from nnlo_common.protocol._events import Part
 from nnlo_common.training._server_watch import ServerWatch
 from nnlo_common.training._stall_detector import LOOK_EVERY_S
 
 __all__ = ["Periodic", "perform", "serve", "work"]
 
-_NO_MORE: Part = slice(0, 0), np.empty(0, np.float32)
 #: Messages that move the centre.
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
 
@@ -62,7 +59,7 @@ def perform(endpoint: Endpoint, actions: Iterable[Action]) -> None:
             endpoint.release(action.rank, action.frame)
 
 
-def _spanned(fill: Fill | None) -> Fill | None:
+def _spanned(fill: PartWork | None) -> PartWork | None:
     """Return what does so in a span of its own: a server moves the centre by a contribution in it."""
     if fill is None:
         return None
@@ -107,7 +104,7 @@ def work(
             if not isinstance(event, Lost):
                 watch.heard()
                 with _handling(endpoint, event):
-                    perform(endpoint, deliver(_watched(event, watch)))
+                    perform(endpoint, deliver(event.watched(watch.look, watch.heard)))
             elif event.rank in servers:
                 raise PeerLostError(event.rank, "a server of the centre has died")
         # The worker may now compute for long: get its messages out first.
@@ -132,26 +129,6 @@ def serve(
                 handle(event)
         elif event is not None:
             handle(event)
-
-
-def _watched(event: Received, watch: ServerWatch) -> Received:
-    """Return the event with parts whose waits look at the servers' silence."""
-    if event.parts is None:
-        return event
-
-    def parts(arriving: Iterator[Part | None]) -> Iterator[Part | None]:
-        while True:
-            with span("wait", "part"):
-                part = next(arriving, _NO_MORE)
-            if part is _NO_MORE:
-                return
-            if part is None:
-                watch.look()
-            else:
-                watch.heard()
-                yield part
-
-    return Received(event.message, event.frame, parts(event.parts))
 
 
 def _handling(endpoint: Endpoint, event: Received) -> AbstractContextManager[object]:

@@ -529,13 +529,13 @@ def test_slices_and_blocks_do_not_change_a_bit(
     cuts = [slice(0, 13), slice(13, 13), slice(13, 60)]
     parts = [run(CASES[name](), x[cut], np.ascontiguousarray(gradients[:, cut])) for cut in cuts]
     assert np.concatenate(parts, axis=1).tobytes() == expected.tobytes()
-    monkeypatch.setattr(base, "_BLOCK", block)
+    monkeypatch.setattr(base, "BLOCK", block)
     assert run(CASES[name](), x, gradients).tobytes() == expected.tobytes()
 
 
 @each_case
 def test_later_steps_allocate_nothing(name: str) -> None:
-    size = 3 * base._BLOCK + 5
+    size = 3 * base.BLOCK + 5
     optimizer, x, gradient = CASES[name](), np.ones(size, np.float32), np.full(size, 0.5, np.float32)
     optimizer.step(x, gradient)
     buffers = [optimizer._work, *optimizer._slots.values()]

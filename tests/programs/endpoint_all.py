@@ -362,6 +362,27 @@ def add_one(vector, part):
     vector[part] += 1
 
 
+def released_early():
+    """Who gives a reply back in the middle of it gets the next one whole and right."""
+    here = endpoint(9 * PART)
+    flat = FlatVector.of([numbers(9 * PART)])
+    for turn in range(3):
+        if rank:
+            here.send(0, message(Kind.EXCHANGE, turn, flat.vector), flat.frame)
+            event = here.receive()
+            if turn == 1:
+                assert np.array_equal(event.whole().message.vector, numbers(9 * PART) + 1)
+            else:
+                next(event.arriving())
+            here.release(0, event.frame)
+        for _ in workers if rank == 0 else ():
+            event = here.receive()
+            vector = event.message.vector
+            answer = message(Kind.CENTER, turn, vector)
+            here.send(event.message.sender, answer, event.frame, lambda part, v=vector: add_one(v, part))
+    here.close()
+
+
 def closed_early():
     """An endpoint that closes in the middle of a reply takes the rest, so that the server can close, too."""
     here = endpoint(9 * PART)
@@ -379,6 +400,7 @@ def closed_early():
 CHECKS = [
     by_parts,
     kept_whole,
+    released_early,
     closed_early,
     order,
     framed,

@@ -1,4 +1,4 @@
-"""A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle.
+"""A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle, or before.
 
 Arguments: which, and a folder.
 """
@@ -23,12 +23,15 @@ PARTS = 8
 what, begun = sys.argv[1], Path(sys.argv[2]) / "begun"
 world = MPIWorld(World())
 disengage = world.engage()
-here = world.open([Link(1 - world.rank, 0, PARTS * PART, 1, serving=world.rank == 0)])
+# The second link has a receive posted all the time, which notices a death.
+here = world.open([Link(1 - world.rank, shard, PARTS * PART, 1, serving=world.rank == 0) for shard in (0, 1)])
 server = MPI.COMM_WORLD.bcast(os.getpid())
 
 if world.rank == 0:
     event = here.receive()
     vector, filled = event.message.vector, []
+    if what == "worker dies before":
+        print(f"server: {here.receive()}", flush=True)
 
     def fill(part):
         filled.append(part)
@@ -39,6 +42,7 @@ if world.rank == 0:
             os.kill(os.getpid(), signal.SIGKILL if what == "server dies" else signal.SIGSTOP)
 
     here.send(1, Message(Kind.CENTER, 0, 1, vector=vector), event.frame, fill)
+    assert (vector == 2).all()
     print(f"server: {len(filled)} parts computed", flush=True)
     if what == "worker dies":
         event = here.receive()
@@ -47,6 +51,9 @@ if world.rank == 0:
 else:
     flat = FlatVector.of([np.ones(PARTS * PART, "f4")])
     here.send(0, Message(Kind.EXCHANGE, 1, 1, vector=flat.vector), flat.frame)
+    if what == "worker dies before":
+        here.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
     event, parts, waits = here.receive(), 0, 0
     try:
         for part in event.parts:

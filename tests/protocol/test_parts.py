@@ -10,6 +10,7 @@ import pytest
 from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._flat_vector import FlatVector, Frame
+from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint
 from nnlo_common.protocol import (
     Activity,
     Kind,
@@ -22,6 +23,7 @@ from nnlo_common.protocol import (
     decode,
     encode,
 )
+from nnlo_common.search.block._block_world import _BlockEndpoint
 from nnlo_common.testing import RandomOrder, VirtualCluster
 
 RULES: list[Algorithm] = [
@@ -163,3 +165,86 @@ def test_a_worker_that_joins_meanwhile_gets_a_whole_centre() -> None:
     assert welcome.rank == 2
     assert welcome.message.vector is not None
     assert welcome.message.vector.tolist() == [-1, -1, -1, -1]
+
+
+def arriving(*parts: tuple[slice, list[float]] | None) -> Received:
+    """A long reply of four numbers whose parts come in this order; None: one lets itself be waited for."""
+    event = received(Kind.CENTER, 1, np.zeros(4, "f4"))
+    found = [None if one is None else (one[0], np.array(one[1], "f4")) for one in parts]
+    return Received(event.message, event.frame, iter(found))
+
+
+LATE = ((slice(0, 2), [1.0, 2.0]), None, None, (slice(2, 4), [3.0, 4.0]))
+
+
+def test_a_reply_can_be_fetched_bit_by_bit() -> None:
+    event = arriving(*LATE)
+    assert [event.fetch() for _ in range(3)] == [False, False, True]
+    assert event.message.vector is not None
+    assert event.message.vector.tolist() == [1, 2, 3, 4]
+    assert arriving(*LATE).whole().parts is None
+
+
+def test_a_reply_can_be_watched_while_it_arrives() -> None:
+    said: list[str] = []
+    event = arriving(*LATE).watched(lambda: said.append("waits"), lambda: said.append("comes"))
+    event = event.watched(lambda: said.append("also"))
+    assert [place.stop for place, _ in event.arriving()] == [2, 4]
+    assert said == ["comes", "waits", "also", "waits", "also", "comes"]
+
+
+class Coming:
+    """An endpoint that receives one reply."""
+
+    def __init__(self, event: Received) -> None:
+        self.event: Received | None = event
+        self.send = self.release = self.flush = self.abandon = lambda *_: None
+
+    def receive(self, timeout_s: float | None = None) -> Received | None:
+        event, self.event = self.event, None
+        return event
+
+
+class Casting:
+    """A group whose broadcasts are noted."""
+
+    def __init__(self) -> None:
+        self.cast: list[bytes] = []
+
+    def broadcast(self, memory: np.ndarray) -> Casting:
+        self.cast.append(memory.tobytes())
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+def test_the_lead_of_a_group_looks_up_while_a_reply_arrives() -> None:
+    group = Casting()
+    lead = LeadEndpoint(Coming(arriving(*LATE)), group, asking=7)  # type: ignore[arg-type]
+    assert [lead.receive(0.1), lead.receive(0.1)] == [None, None]
+    assert group.cast == []  # its members get the whole
+    event = lead.receive(0.1)
+    assert isinstance(event, Received)
+    assert event.parts is None
+    assert group.cast[1] == np.array([1, 2, 3, 4], "f4").tobytes()
+    assert lead.receive(0.1) is None
+
+    lead = LeadEndpoint(Coming(arriving(*LATE)), group, asking=7)  # type: ignore[arg-type]
+    assert isinstance(lead.receive(), Received)  # without a limit it waits
+
+
+def test_a_block_looks_for_alarms_while_a_reply_arrives() -> None:
+    class Alarmed:
+        checks = 0
+
+        def check(self) -> None:
+            self.checks += 1
+
+    channel = Alarmed()
+    here = _BlockEndpoint(Coming(arriving(*LATE)), channel, [0, 1], 2)  # type: ignore[arg-type]
+    event = here.receive(1.0)
+    assert isinstance(event, Received)
+    before = channel.checks
+    event.whole()
+    assert channel.checks == before + 2

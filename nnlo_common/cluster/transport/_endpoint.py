@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol
 
-from nnlo_common.base._flat_vector import Frame
+from nnlo_common.base._flat_vector import Frame, PartWork
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.protocol import Event, Message
 
-__all__ = ["Endpoint", "Fill", "Link", "RankWorld"]
-
-#: Computes one part of a vector that is being sent.
-Fill: TypeAlias = Callable[[slice], None]
+__all__ = ["Endpoint", "Link", "RankWorld"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,9 @@ class Endpoint(Protocol):
     next reply from the same rank).
     """
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
+    def send(
+        self, peer: int, message: Message, frame: Frame | None = None, fill: PartWork | None = None
+    ) -> None:
         """Send `message`, from the `frame` that holds its vector, if there is one.
 
         A frame received from `peer` is released once the send completes. Do not change the vector of any

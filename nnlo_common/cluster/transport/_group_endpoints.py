@@ -15,8 +15,8 @@ from collections import deque
 
 import numpy as np
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame
-from nnlo_common.cluster.transport._endpoint import Endpoint, Fill
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork
+from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.cluster.transport._group import Group, Transfer
 from nnlo_common.protocol import Event, Message, Received, decode
 from nnlo_common.protocol._messages import announced
@@ -36,14 +36,21 @@ class LeadEndpoint:
     def __init__(self, endpoint: Endpoint, group: Group, asking: int) -> None:
         self._endpoint, self._group, self._asking = endpoint, group, asking
         self._early: deque[Event] = deque()  # replies that came while the lead waited for an answer
+        self._arriving: Received | None = None  # a long reply that has not come as a whole
         self.send, self.release, self.flush = endpoint.send, endpoint.release, endpoint.flush
         self.abandon = endpoint.abandon
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next reply, which all ranks of the group get; None after `timeout_s`."""
-        event = self._early.popleft() if self._early else self._endpoint.receive(timeout_s)
+        event: Event | None = self._arriving
+        if event is None:
+            event = self._early.popleft() if self._early else self._endpoint.receive(timeout_s)
         if isinstance(event, Received):
-            event = event.whole()
+            self._arriving = event
+            while not event.fetch():
+                if timeout_s is not None:
+                    return None
+            self._arriving, event = None, Received(event.message, event.frame)
             vector = event.message.vector
             size = HEADER_BYTES + (0 if vector is None else vector.nbytes)
             self._group.broadcast(event.frame.bytes[:HEADER_BYTES]).wait()
@@ -99,7 +106,7 @@ class MemberEndpoint:
         peer: int,
         message: Message,  # noqa: ARG002
         frame: Frame | None = None,
-        fill: Fill | None = None,  # noqa: ARG002 - only servers fill
+        fill: PartWork | None = None,  # noqa: ARG002 - only servers fill
     ) -> None:
         """Send nothing, because the lead sends the same message; a received frame is free again."""
         if frame is not None:

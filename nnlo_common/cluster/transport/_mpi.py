@@ -25,10 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import Frame
+from nnlo_common.base._flat_vector import Frame, PartWork
+from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
-from nnlo_common.cluster.transport._endpoint import Fill, Link
+from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.cluster.transport._parts import PART, IncomingParts, bytes_of, parts, tag_of_parts
 from nnlo_common.cluster.transport._wakeup import Wakeup
@@ -150,13 +151,16 @@ class MPIEndpoint:
             for _ in range(channel.link.depth):
                 self._add_slot(channel)
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
+    def send(
+        self, peer: int, message: Message, frame: Frame | None = None, fill: PartWork | None = None
+    ) -> None:
         """Send `message` from the `frame` that holds its vector; then its receive is posted again."""
         slot = None if frame is None else self._by_frame.get(id(frame))
-        if fill is not None and not _goes_in_parts(message, slot):
-            fill(slice(0, 0 if message.vector is None else message.vector.size))
+        gone = peer in self._deaths.known
+        if fill is not None and message.vector is not None and (gone or not _goes_in_parts(message, slot)):
+            fill(slice(0, message.vector.size))
             fill = None
-        if peer in self._deaths.known:
+        if gone:
             return
         # Without a thread the next request waits anyway, which completes this one.
         self._flush_needed = not self.reads_late or message.kind in ONE_WAY
@@ -214,6 +218,7 @@ class MPIEndpoint:
         """Post the receive of `frame` again; do nothing for a frame without a slot."""
         slot = self._by_frame.get(id(frame))
         if slot is not None:
+            self._finish_parts(slot)
             self._post(slot)
 
     def abandon(self, peer: int) -> None:
@@ -264,9 +269,7 @@ class MPIEndpoint:
                     slot.receive.Cancel()
                     slot.receive.Wait()
                 slot.receive.Free()
-            if slot.parts:  # an error has kept this rank from taking them
-                with self._noting_deaths():
-                    slot.parts.finish()
+            self._finish_parts(slot)
         if self._abandoned:
             _LEFT_TO_MPI.append((self._comm, self._slots))
         self._slots = []
@@ -416,7 +419,7 @@ class MPIEndpoint:
             self._note_deaths(error)
             return MPI.REQUEST_NULL
 
-    def _start_parts(self, slot: _Slot, message: Message, fill: Fill) -> None:
+    def _start_parts(self, slot: _Slot, message: Message, fill: PartWork) -> None:
         """Send a reply part by part, each as soon as it is computed."""
         assert message.vector is not None  # _goes_in_parts has seen to it
         peer, frame = slot.channel.link.peer, slot.frame
@@ -443,24 +446,35 @@ class MPIEndpoint:
                 return False
         return True
 
+    def _finish_parts(self, slot: _Slot) -> None:
+        """Receive parts that nobody has taken, e.g. after an error: their sender waits for that."""
+        if slot.parts:
+            with self._noting_deaths():
+                slot.parts.finish()
+
     def _arriving_in(self, slot: _Slot, later: IncomingParts) -> Iterator[Part | None]:
         """Give each part of a reply once it has arrived, and None now and then while it has not."""
         peer = slot.channel.link.peer
         yield slice(0, PART), slot.frame.vector[:PART]
         while later:
-            backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
-            while peer not in self._deaths.known and not any(self._left(later.next) for _ in range(_POLLS)):
-                backoff.pause()
-                if backoff.waited_s > _LOOK_EVERY_S:
-                    yield None
-                    backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+            with span("wait", "part"):
+                came = self._await_part(peer, later)
             if peer in self._deaths.known:
                 later.forget()
                 raise PeerLostError(peer, "a server of the centre has died in the middle of a reply")
-            part = later.take()
+            part = later.take() if came else None
             with self._noting_deaths():
                 later.post()
             yield part
+
+    def _await_part(self, peer: int, later: IncomingParts) -> bool:
+        """Wait for the next part or its sender's death; return False when neither has come for a while."""
+        backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+        while peer not in self._deaths.known and not any(self._left(later.next) for _ in range(_POLLS)):
+            backoff.pause()
+            if backoff.waited_s > _LOOK_EVERY_S:
+                return False
+        return True
 
     def _frame_for(self, peer: int, message: Message, holding: Frame | None) -> Frame:
         """Wait for the previous send from this buffer, then return it."""

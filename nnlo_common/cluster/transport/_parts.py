@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, blocks
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol._events import Part
@@ -32,7 +32,7 @@ def parts(size: int) -> Iterator[slice]:
         >>> [(part.start, part.stop) for part in parts(PART + 7)]
         [(0, 131072), (131072, 131079)]
     """
-    return (slice(at, min(at + PART, size)) for at in range(0, size, PART))
+    return blocks(slice(0, size), PART)
 
 
 def bytes_of(part: slice) -> slice:

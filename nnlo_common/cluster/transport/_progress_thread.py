@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nnlo_common.base._flat_vector import Frame
+from nnlo_common.base._flat_vector import Frame, PartWork
 from nnlo_common.cluster.transport._backoff import LONGEST_S
-from nnlo_common.cluster.transport._endpoint import Endpoint, Fill
+from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.protocol import Event, Message
 
@@ -98,7 +98,9 @@ class OverlappedEndpoint:
         # The thread must leave MPI before MPI_Finalize, however the program ends.
         atexit.register(self.stop)
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
+    def send(
+        self, peer: int, message: Message, frame: Frame | None = None, fill: PartWork | None = None
+    ) -> None:
         """Send `message`."""
         self._take_over()
         self._inner.send(peer, message, frame, fill)

@@ -133,7 +133,7 @@ class TunerSearch:
             home="",
         )
 
-    @property
+    @cached_property
     def trials(self) -> list[FinishedTrial]:
         """The finished trials."""
         return self._finished(self.facts.metric)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Frame
-from nnlo_common.cluster.transport._endpoint import Endpoint, Fill, Link
+from nnlo_common.base._flat_vector import Frame, PartWork
+from nnlo_common.cluster.transport._endpoint import Endpoint, Link
 from nnlo_common.cluster.transport._endpoint_group import EndpointGroup, group_links
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import PartWorld
@@ -198,7 +198,7 @@ class BlockWorld:
 
 
 class _BlockEndpoint:
-    """An endpoint of the transport that checks for alarms in every receive, waiting or not.
+    """An endpoint of the transport that checks for alarms in every receive, and while a reply arrives.
 
     Args:
         endpoint: the transport's own.
@@ -213,7 +213,9 @@ class _BlockEndpoint:
         self.closed = False
         self._looked_s = time.monotonic()
 
-    def send(self, peer: int, message: Message, frame: Frame | None = None, fill: Fill | None = None) -> None:
+    def send(
+        self, peer: int, message: Message, frame: Frame | None = None, fill: PartWork | None = None
+    ) -> None:
         self.sent[self._ranks[peer]] += 1
         self._endpoint.send(peer, message, frame, fill)
 
@@ -255,4 +257,5 @@ class _BlockEndpoint:
     def _counted(self, event: Event) -> Event:
         if isinstance(event, Received):
             self.received[self._ranks[event.message.sender]] += 1
+            return event.watched(self._channel.check)
         return event
