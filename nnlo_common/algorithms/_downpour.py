@@ -16,8 +16,8 @@ from nnlo_common.algorithms._rule import (
     WorkerRule,
     mean_of,
 )
-from nnlo_common.algorithms._vector_optimizer import BLOCK, VectorOptimizer, moves
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, moves
+from nnlo_common.base._flat_vector import PartWork, Vector
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 
@@ -101,9 +101,8 @@ class DownpourCenter(CenterRule):
             return None
 
         def move(part: slice) -> None:
-            for block in blocks(part, BLOCK):  # what has just been written is still in the cache
-                step(block)
-                self.reply(contribution.vector, block)
+            step(part)
+            self.reply(contribution.vector, part)
 
         return move
 

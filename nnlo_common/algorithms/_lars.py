@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Optimizer, descend
+from nnlo_common.algorithms._vector_optimizer import Optimizer, Work, descend
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 
@@ -73,8 +73,8 @@ class LARS(Optimizer):
     def _initial(self) -> dict[str, float]:
         return {"buffer": 0.0} if self.momentum else {}
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        direction, scratch = work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        direction = work.first
         length, slope = math.sqrt(np.dot(x, x)), math.sqrt(np.dot(gradient, gradient))
         if length and slope:
             ratio = self.trust * length / (slope + self.weight_decay * length + self.epsilon)
@@ -85,4 +85,4 @@ class LARS(Optimizer):
         for buffer in slots:
             np.multiply(buffer, self.momentum, out=buffer)
             gradient = np.add(buffer, gradient, out=buffer)
-        descend(x, gradient, self.learning_rate, scratch)
+        descend(x, gradient, self.learning_rate, work.last)

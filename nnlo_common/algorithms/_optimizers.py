@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Optimizer, descend, described, is_vector
+from nnlo_common.algorithms._vector_optimizer import Optimizer, Work, descend, described, is_vector
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 
@@ -66,8 +66,8 @@ class SGD(Optimizer):
     def _initial(self) -> dict[str, float]:
         return {"buffer": -0.0} if self.momentum else {}  # -0.0 + g is g, even where g is -0.0
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        total, scratch = work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        total, scratch, last = work
         if self.weight_decay:
             gradient = np.add(gradient, np.multiply(x, self.weight_decay, out=total), out=total)
         direction = gradient
@@ -75,7 +75,7 @@ class SGD(Optimizer):
             direction = np.add(np.multiply(buffer, self.momentum, out=buffer), gradient, out=buffer)
             if self.nesterov:
                 direction = np.add(gradient, np.multiply(buffer, self.momentum, out=scratch), out=total)
-        descend(x, direction, self.learning_rate, scratch)
+        descend(x, direction, self.learning_rate, last)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -115,10 +115,10 @@ class LookaheadMomentum(Optimizer):
         np.multiply(self._slots["velocity"], self.momentum, out=self._point)
         return np.add(x, self._point, out=self._point)
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
         (velocity,) = slots
         np.multiply(velocity, self.momentum, out=velocity)
-        descend(velocity, gradient, self.learning_rate, work[0])
+        descend(velocity, gradient, self.learning_rate, work.last)
         np.add(x, velocity, out=x)
 
 
@@ -153,13 +153,13 @@ class Adagrad(Optimizer):
     def _initial(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator}
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        (accumulator,), (root, ratio) = slots, work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        (accumulator,), (root, ratio, last) = slots, work
         np.add(accumulator, np.multiply(gradient, gradient, out=ratio), out=accumulator)
         _root(accumulator, self.epsilon, self.epsilon_form, out=root)
         # g^2 may underflow to 0 where g is not 0: an infinite root then keeps the coordinate in place.
         np.copyto(root, np.inf, where=np.equal(root, 0.0, out=ratio.view(np.bool_)[: root.size]))
-        descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
+        descend(x, np.divide(gradient, root, out=last), self.learning_rate, last)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -190,11 +190,11 @@ class RMSprop(Optimizer):
     epsilon_form: EpsilonForm = "torch"
     _names = ("square_average",)
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        (square_average,), (root, ratio) = slots, work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        (square_average,), (root, ratio, last) = slots, work
         _average_square(square_average, gradient, self.decay, ratio)
         _root(square_average, self.epsilon, self.epsilon_form, out=root)
-        descend(x, np.divide(gradient, root, out=ratio), self.learning_rate, ratio)
+        descend(x, np.divide(gradient, root, out=last), self.learning_rate, last)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -224,14 +224,14 @@ class Adadelta(Optimizer):
     epsilon: float = 1e-6
     _names = ("square_average", "delta_average")
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        (square_average, delta_average), (delta, scratch) = slots, work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        (square_average, delta_average), (delta, scratch, last) = slots, work
         _average_square(square_average, gradient, self.decay, scratch)
         _root(square_average, self.epsilon, "keras", out=scratch)
         _root(delta_average, self.epsilon, "keras", out=delta)
         np.multiply(np.divide(delta, scratch, out=delta), gradient, out=delta)
         _average_square(delta_average, delta, self.decay, scratch)
-        descend(x, delta, self.learning_rate, scratch)
+        descend(x, delta, self.learning_rate, last)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -264,8 +264,8 @@ class Adam(Optimizer):
     epsilon_form: EpsilonForm = "torch"
     _names = ("average", "square_average")
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
-        (average, square_average), (root, ratio) = slots, work
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
+        (average, square_average), (root, ratio, last) = slots, work
         descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, ratio)
         _average_square(square_average, gradient, self.beta2, ratio)
         # Fold the corrections into scalars: sqrt(v / c^2) + epsilon is (sqrt(v) + epsilon * c) / c.
@@ -273,7 +273,7 @@ class Adam(Optimizer):
         epsilon = self.epsilon * (correction if self.epsilon_form == "torch" else 1.0)
         rate = self.learning_rate * correction / (1.0 - self.beta1**self._steps)
         _root(square_average, epsilon, "torch", out=root)
-        descend(x, np.divide(average, root, out=ratio), rate, ratio)
+        descend(x, np.divide(average, root, out=last), rate, last)
 
 
 def _average_square(average: Vector, values: Vector, decay: float, scratch: Vector) -> None:

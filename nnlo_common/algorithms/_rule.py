@@ -133,6 +133,11 @@ class WorkerRule(Stateful, ABC):
         """
         np.copyto(parameters, reply)
 
+    @property
+    def replaces(self) -> bool:
+        """Whether a reply replaces the parameters and nothing else, so that they may receive it."""
+        return type(self).incoming is WorkerRule.incoming
+
     def commit(self, parameters: Vector, center: Vector) -> Vector:
         """Answer a granted lock: move the parameters and return the vector to add to the centre."""
         raise NotImplementedError(f"{type(self).__name__} never asks for the lock")

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -15,9 +15,23 @@ from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._layout import Layout
 
-__all__ = ["BLOCK", "Optimizer", "VectorOptimizer", "descend", "described", "fitted", "is_vector", "moves"]
+__all__ = ["Optimizer", "VectorOptimizer", "Work", "descend", "described", "fitted", "is_vector", "moves"]
 
-BLOCK = 131072  # values: two work rows and a block of each operand fit a second-level cache
+# Values of all operands of a block together, as far as a second-level cache holds them.
+_OPERANDS = 1 << 19
+
+
+class Work(NamedTuple):
+    """Memory for intermediate values of a step.
+
+    Attributes:
+        first, second: two rows.
+        last: the second, or the gradient's own: memory that is in the cache. For what no longer needs either.
+    """
+
+    first: Vector
+    second: Vector
+    last: Vector
 
 
 @runtime_checkable
@@ -90,7 +104,9 @@ class Optimizer:
             move(part)
 
     def step_by_parts(self, x: Vector, gradient: Vector) -> PartWork | None:
-        """Begin a step; return what moves a block of up to `BLOCK`, or None if a step needs the whole vector.
+        """Begin a step; return what moves a part, or None if a step needs the whole vector.
+
+        Unlike in `step` the gradient must be writable: its memory is used, and its values are lost.
 
         Example:
             >>> from nnlo_common import SGD
@@ -100,23 +116,34 @@ class Optimizer:
             >>> print(x)
             [0. 0. 1.]
         """
-        return self._begin(x, gradient) if self._coordinatewise else None
+        if not self._coordinatewise:
+            return None
+        move_block = self._begin(x, gradient, use_up=True)
 
-    def _begin(self, x: Vector, gradient: Vector) -> PartWork:
-        """Check and count a step; return what moves a part of it."""
+        def move(part: slice) -> None:
+            for block in blocks(part, self._block_length()):
+                move_block(block)
+
+        return move
+
+    def _begin(self, x: Vector, gradient: Vector, *, use_up: bool = False) -> PartWork:
+        """Check and count a step; return what moves one of `_parts`, and may use the gradient's memory."""
         self._check_number("learning_rate")
         both = is_vector(x) and is_vector(gradient) and x.size == gradient.size
-        if not (both and x.flags.writeable and not np.may_share_memory(x, gradient)):
+        writable = both and x.flags.writeable and (gradient.flags.writeable or not use_up)
+        if not writable or np.may_share_memory(x, gradient):
+            name, which = ("step_by_parts", "both") if use_up else ("step", "x")
             raise ConfigurationError(
-                f"{type(self).__name__}.step needs two contiguous float32 vectors of one size, in memory of "
-                f"their own, x writable; got x: {described(x)}, gradient: {described(gradient)}"
+                f"{type(self).__name__}.{name} needs two contiguous float32 vectors of one size, in memory "
+                f"of their own, {which} writable; got x: {described(x)}, gradient: {described(gradient)}"
             )
         self._prepare(x.size)
         self._steps += 1
 
         def move(part: slice) -> None:
-            slots = [slot[part] for slot in self._slots.values()]
-            self._update(x[part], gradient[part], slots, self._work[:, : x[part].size])
+            slots, own = [slot[part] for slot in self._slots.values()], gradient[part]
+            first, second = self._work[:, : own.size]
+            self._update(x[part], own, slots, Work(first, second, own if use_up else second))
 
         return move
 
@@ -149,12 +176,15 @@ class Optimizer:
 
     def _parts(self, size: int) -> list[slice]:
         """The blocks to work through, each small enough for the cache."""
-        return list(blocks(slice(0, size), BLOCK))
+        return list(blocks(slice(0, size), self._block_length()))
+
+    def _block_length(self) -> int:
+        return _OPERANDS // (2 + len(self._initial()))
 
     def _initial(self) -> dict[str, float]:
         return dict.fromkeys(self._names, 0.0)
 
-    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Vector) -> None:
+    def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
         raise NotImplementedError
 
     def _prepare(self, size: int) -> None:
@@ -197,7 +227,7 @@ def fitted(optimizer: _AnyOptimizer, layout: Layout, place: slice) -> _AnyOptimi
 
 
 def moves(optimizer: VectorOptimizer, x: Vector, gradient: Vector) -> PartWork | None:
-    """Begin a step by blocks of up to `BLOCK`; return what moves one, or None if the optimizer cannot."""
+    """Begin a step; return what moves a part of it, or None if the optimizer cannot."""
     begin: Callable[[Vector, Vector], PartWork | None] | None = getattr(optimizer, "step_by_parts", None)
     return None if begin is None else begin(x, gradient)
 

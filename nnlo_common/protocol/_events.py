@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -16,8 +16,10 @@ from nnlo_common.protocol._messages import Message
 __all__ = ["Action", "Compute", "Event", "Lost", "Part", "Received", "Release", "Send", "Story", "Wait"]
 
 
-#: A part of a vector that has arrived: its place, and its numbers, which are valid until the next part's.
+#: A part of a vector that has arrived: its place, and its numbers.
 Part: TypeAlias = tuple[slice, Vector]
+#: Receives a vector part by part, into the given memory or, without any, into little memory in turn.
+Arrival: TypeAlias = Callable[[Vector | None], Iterator[Part | None]]
 
 
 class Received(NamedTuple):
@@ -26,35 +28,35 @@ class Received(NamedTuple):
     Attributes:
         message: the message.
         frame: the memory that holds it.
-        parts: the parts of a long vector in order, each given once it has arrived, and None from time to
-            time while it has not; None: all of it is in the message.
+        parts: gives the parts of a long vector in order, each once it has arrived, and None from time to
+            time while it has not; to be called once. None: all of it is in the message.
     """
 
     message: Message
     frame: Frame
-    parts: Iterator[Part | None] | None = None
+    parts: Arrival | None = None
 
-    def arriving(self) -> Iterator[Part]:
-        """Return the parts of the vector as they arrive; one that is there is one part."""
+    def coming(self, into: Vector | None = None) -> Iterator[Part | None]:
+        """Give the parts of the vector as they arrive, and None now and then while none has.
+
+        Args:
+            into: where the numbers go; None: each part's are valid until the next one's.
+        """
         if self.parts is not None:
-            return (part for part in self.parts if part is not None)
-        vector = self.message.vector
-        return iter([] if vector is None else [(slice(None), vector)])
+            return self.parts(into)
+        if self.message.vector is None:
+            return iter(())
+        return given([(slice(None), self.message.vector)], into)
 
-    def fetch(self) -> bool:
-        """Copy the parts that come into the message; return whether all are there, else ask again."""
-        for part in self.parts or ():
-            if part is None:
-                return False
-            assert self.message.vector is not None  # only a vector comes in parts
-            place, numbers = part
-            np.copyto(self.message.vector[place], numbers)
-        return True
+    def arriving(self, into: Vector | None = None) -> Iterator[Part]:
+        """Give the parts of the vector as they arrive, one for a vector that is there; see `coming`."""
+        return (part for part in self.coming(into) if part is not None)
 
     def whole(self) -> Received:
         """Wait for all parts; return the event with all of its vector in the message."""
-        while not self.fetch():
-            pass
+        if self.parts is not None:
+            for _ in self.parts(self.message.vector):
+                pass
         return Received(self.message, self.frame)
 
     def watched(self, waits: Callable[[], object], comes: Callable[[], object] = lambda: None) -> Received:
@@ -66,13 +68,22 @@ class Received(NamedTuple):
         """
         if self.parts is None:
             return self
+        arrival = self.parts
 
-        def parts(arriving: Iterator[Part | None]) -> Iterator[Part | None]:
-            for part in arriving:
+        def parts(into: Vector | None) -> Iterator[Part | None]:
+            for part in arrival(into):
                 (waits if part is None else comes)()
                 yield part
 
-        return Received(self.message, self.frame, parts(self.parts))
+        return Received(self.message, self.frame, parts)
+
+
+def given(parts: Iterable[Part], into: Vector | None) -> Iterator[Part]:
+    """Give parts that are there, copied `into` memory if there is any."""
+    for place, numbers in parts:
+        if into is not None:
+            np.copyto(into[place], numbers)
+        yield place, numbers if into is None else into[place]
 
 
 @dataclass(frozen=True, slots=True)

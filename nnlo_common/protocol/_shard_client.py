@@ -428,7 +428,10 @@ class ShardClient:
 
     def _take(self, event: Received, reply: Vector) -> None:
         self.absorbing = event.parts is not None
-        if self.rule.absorbs_parts:
+        if self.rule.replaces:
+            for _ in event.arriving(self.parameters):
+                pass
+        elif self.rule.absorbs_parts:
             for place, numbers in event.arriving():
                 self.rule.incoming(self.parameters[place], numbers)
         else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.protocol import Action, Activity, Compute, Message, Received, Wait, decode, encode
+from nnlo_common.protocol._events import given
 from nnlo_common.testing._schedules import ByTime, PendingRequest, Schedule
 
 __all__ = ["advance", "bytes_of", "carried", "filled_unevenly", "in_parts", "pending"]
@@ -76,7 +78,7 @@ def in_parts(event: Received, parts: Sequence[slice]) -> Received:
     vector = event.message.vector
     if vector is None or not parts:
         return event
-    return Received(event.message, event.frame, iter([(part, vector[part]) for part in parts]))
+    return Received(event.message, event.frame, partial(given, [(part, vector[part]) for part in parts]))
 
 
 def bytes_of(message: Message) -> int:

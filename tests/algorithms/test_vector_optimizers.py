@@ -529,14 +529,15 @@ def test_slices_and_blocks_do_not_change_a_bit(
     cuts = [slice(0, 13), slice(13, 13), slice(13, 60)]
     parts = [run(CASES[name](), x[cut], np.ascontiguousarray(gradients[:, cut])) for cut in cuts]
     assert np.concatenate(parts, axis=1).tobytes() == expected.tobytes()
-    monkeypatch.setattr(base, "BLOCK", block)
+    monkeypatch.setattr(base.Optimizer, "_block_length", lambda _: block)
     assert run(CASES[name](), x, gradients).tobytes() == expected.tobytes()
 
 
 @each_case
 def test_later_steps_allocate_nothing(name: str) -> None:
-    size = 3 * base.BLOCK + 5
-    optimizer, x, gradient = CASES[name](), np.ones(size, np.float32), np.full(size, 0.5, np.float32)
+    optimizer = CASES[name]()
+    size = 3 * optimizer._block_length() + 5
+    x, gradient = np.ones(size, np.float32), np.full(size, 0.5, np.float32)
     optimizer.step(x, gradient)
     buffers = [optimizer._work, *optimizer._slots.values()]
     # What another thread of the process allocates meanwhile is counted, too: not in each of three steps.
@@ -586,6 +587,13 @@ def test_step_refuses_other_arrays(name: str, x: Any, gradient: Any, words: str)
         optimizer.step(x, gradient)
     np.testing.assert_array_equal(x, before)
     assert optimizer.state()["steps"] == 0
+    with pytest.raises(ConfigurationError, match=rf"step_by_parts needs .*{words}"):
+        base.moves(optimizer, x, gradient)
+
+
+def test_a_step_by_parts_refuses_a_gradient_that_it_cannot_use_up() -> None:
+    with pytest.raises(ConfigurationError, match=r"both writable; .*gradient: float32\(3,\) read-only"):
+        SGD(0.1).step_by_parts(VECTOR.copy(), READ_ONLY)
 
 
 @each_case

@@ -56,7 +56,7 @@ else:
         os.kill(os.getpid(), signal.SIGKILL)
     event, parts, waits = here.receive(), 0, 0
     try:
-        for part in event.parts:
+        for part in event.coming():
             if part is None:
                 waits += 1
                 with contextlib.suppress(ProcessLookupError):

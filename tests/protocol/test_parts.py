@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from nnlo_common.protocol import (
     decode,
     encode,
 )
+from nnlo_common.protocol._events import Part, given
 from nnlo_common.search.block._block_world import _BlockEndpoint
 from nnlo_common.testing import RandomOrder, VirtualCluster
 
@@ -170,19 +171,41 @@ def test_a_worker_that_joins_meanwhile_gets_a_whole_centre() -> None:
 def arriving(*parts: tuple[slice, list[float]] | None) -> Received:
     """A long reply of four numbers whose parts come in this order; None: one lets itself be waited for."""
     event = received(Kind.CENTER, 1, np.zeros(4, "f4"))
-    found = [None if one is None else (one[0], np.array(one[1], "f4")) for one in parts]
-    return Received(event.message, event.frame, iter(found))
+
+    def arrival(into: np.ndarray | None) -> Iterator[Part | None]:
+        for one in parts:
+            yield from [None] if one is None else given([(one[0], np.array(one[1], "f4"))], into)
+
+    return Received(event.message, event.frame, arrival)
 
 
 LATE = ((slice(0, 2), [1.0, 2.0]), None, None, (slice(2, 4), [3.0, 4.0]))
 
 
-def test_a_reply_can_be_fetched_bit_by_bit() -> None:
-    event = arriving(*LATE)
-    assert [event.fetch() for _ in range(3)] == [False, False, True]
+def test_a_reply_can_be_received_whole() -> None:
+    event = arriving(*LATE).whole()
+    assert event.parts is None
     assert event.message.vector is not None
     assert event.message.vector.tolist() == [1, 2, 3, 4]
-    assert arriving(*LATE).whole().parts is None
+    assert event.whole() == event
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_reply_can_be_received_where_it_belongs(long: bool) -> None:
+    mine = np.zeros(4, "f4")
+    event = arriving(*LATE) if long else received(Kind.CENTER, 1, np.array([1, 2, 3, 4], "f4"))
+    for place, numbers in event.arriving(mine):
+        assert np.shares_memory(numbers, mine)
+        assert numbers.tolist() == mine[place].tolist() == [1, 2, 3, 4][place]
+    assert mine.tolist() == [1, 2, 3, 4]
+    assert not list(received(Kind.ACK, 1).arriving(mine))  # it has no vector
+
+
+def test_a_rule_that_does_more_than_replace_gets_every_part_to_see() -> None:
+    replacing = {"Downpour", "AGN", "DynSGD", "Synchronous", "LocalSGD"}
+    for rule in RULES:
+        worker = rule.worker(4, 3)
+        assert worker.replaces == (type(rule).__name__ in replacing), rule
 
 
 def test_a_reply_can_be_watched_while_it_arrives() -> None:

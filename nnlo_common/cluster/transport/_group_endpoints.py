@@ -12,6 +12,7 @@ Queries are not shared: each rank asks the query service for itself, while the o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.cluster.transport._group import Group, Transfer
 from nnlo_common.protocol import Event, Message, Received, decode
+from nnlo_common.protocol._events import Part
 from nnlo_common.protocol._messages import announced
 
 __all__ = ["LeadEndpoint", "MemberEndpoint", "QueryEndpoint"]
@@ -36,27 +38,27 @@ class LeadEndpoint:
     def __init__(self, endpoint: Endpoint, group: Group, asking: int) -> None:
         self._endpoint, self._group, self._asking = endpoint, group, asking
         self._early: deque[Event] = deque()  # replies that came while the lead waited for an answer
-        self._arriving: Received | None = None  # a long reply that has not come as a whole
+        self._arriving: tuple[Received, Iterator[Part | None]] | None = None  # a reply that has begun to
         self.send, self.release, self.flush = endpoint.send, endpoint.release, endpoint.flush
         self.abandon = endpoint.abandon
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next reply, which all ranks of the group get; None after `timeout_s`."""
-        event: Event | None = self._arriving
-        if event is None:
+        if self._arriving is None:
             event = self._early.popleft() if self._early else self._endpoint.receive(timeout_s)
-        if isinstance(event, Received):
-            self._arriving = event
-            while not event.fetch():
-                if timeout_s is not None:
-                    return None
-            self._arriving, event = None, Received(event.message, event.frame)
-            vector = event.message.vector
-            size = HEADER_BYTES + (0 if vector is None else vector.nbytes)
-            self._group.broadcast(event.frame.bytes[:HEADER_BYTES]).wait()
-            if size > HEADER_BYTES:
-                self._group.broadcast(event.frame.bytes[HEADER_BYTES:size]).wait()
-        return event
+            if not isinstance(event, Received):
+                return event
+            self._arriving = event, iter(()) if event.parts is None else event.parts(event.message.vector)
+        event, parts = self._arriving
+        for part in parts:
+            if part is None and timeout_s is not None:
+                return None
+        self._arriving, vector = None, event.message.vector
+        size = HEADER_BYTES + (0 if vector is None else vector.nbytes)
+        self._group.broadcast(event.frame.bytes[:HEADER_BYTES]).wait()
+        if size > HEADER_BYTES:
+            self._group.broadcast(event.frame.bytes[HEADER_BYTES:size]).wait()
+        return Received(event.message, event.frame)
 
     def receive_answer(self, timeout_s: float | None = None) -> Event | None:
         """Return the answer to a query; None after `timeout_s`. Replies wait until they are received."""

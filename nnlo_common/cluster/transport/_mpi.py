@@ -21,11 +21,12 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import Frame, PartWork
+from nnlo_common.base._flat_vector import Frame, PartWork, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff
 from nnlo_common.cluster.transport._deaths import Deaths
@@ -34,7 +35,7 @@ from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.cluster.transport._parts import PART, IncomingParts, bytes_of, parts, tag_of_parts
 from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
-from nnlo_common.protocol._events import Part
+from nnlo_common.protocol._events import Part, given
 from nnlo_common.protocol._messages import announced, comes_in_parts
 
 __all__ = ["SHORT_BYTES", "MPIEndpoint"]
@@ -190,7 +191,8 @@ class MPIEndpoint:
         if isinstance(item, Lost):
             return item
         slot = self._by_frame[id(item)]
-        return Received(decode(item), item, self._arriving_in(slot, slot.parts) if slot.parts else None)
+        later = slot.parts or None
+        return Received(decode(item), item, later and partial(self._arriving_in, slot, later))
 
     def _wait(self, timeout_s: float | None) -> bool:
         if self._poll_times(_POLLS):  # mostly so after a compute step
@@ -357,8 +359,6 @@ class MPIEndpoint:
                     link = slot.channel.link
                     slot.parts = IncomingParts(self._comm, link, near=link.peer in self._wakeups)
                 slot.parts.expect(announced(slot.frame))
-                with self._noting_deaths():
-                    slot.parts.post()
             posted = slot.channel.posted
             while posted and posted[0].arrived:
                 self._ready.append(posted.popleft().frame)
@@ -452,10 +452,12 @@ class MPIEndpoint:
             with self._noting_deaths():
                 slot.parts.finish()
 
-    def _arriving_in(self, slot: _Slot, later: IncomingParts) -> Iterator[Part | None]:
+    def _arriving_in(self, slot: _Slot, later: IncomingParts, into: Vector | None) -> Iterator[Part | None]:
         """Give each part of a reply once it has arrived, and None now and then while it has not."""
         peer = slot.channel.link.peer
-        yield slice(0, PART), slot.frame.vector[:PART]
+        with self._noting_deaths():
+            later.post(into)
+        yield from given([(slice(0, PART), slot.frame.vector[:PART])], into)
         while later:
             with span("wait", "part"):
                 came = self._await_part(peer, later)
@@ -464,7 +466,7 @@ class MPIEndpoint:
                 raise PeerLostError(peer, "a server of the centre has died in the middle of a reply")
             part = later.take() if came else None
             with self._noting_deaths():
-                later.post()
+                later.post(into)
             yield part
 
     def _await_part(self, peer: int, later: IncomingParts) -> bool:

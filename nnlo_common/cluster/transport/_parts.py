@@ -1,8 +1,9 @@
 """Parts of a long reply: a server sends each once it is computed, a worker receives a few at a time.
 
 A long exchange is limited by the memory. So later parts are computed while earlier ones are sent and applied,
-and the worker receives them in turn into little memory, which stays in a cache. The first part is a message
-like any other, whose header announces the rest; they have a tag of their own.
+and the worker receives them where they belong or, to compute with them, in turn into little memory, which
+stays in a cache. The first part is a message like any other, whose header announces the rest; they have a tag
+of their own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, blocks
+import numpy as np
+
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector, blocks
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol._events import Part
 
 __all__ = ["PART", "IncomingParts", "bytes_of", "parts", "tag_of_parts"]
 
-#: Numbers in a part: 512 KiB, so that the parts under way stay in a second-level cache.
-PART = 1 << 17
+#: Numbers in a part: 1 MiB, so that the parts under way stay in a second-level cache.
+PART = 1 << 18
 # Parts whose receives are posted ahead. Within a host the worker copies all that has come, in one call.
-_AHEAD_NEAR, _AHEAD_FAR = 1, 3
+_AHEAD_NEAR, _AHEAD_FAR = 2, 3
 # MPI grants tags up to 32767; those of shards are far below.
 _TAG = 1 << 14
 
@@ -30,7 +33,7 @@ def parts(size: int) -> Iterator[slice]:
 
     Example:
         >>> [(part.start, part.stop) for part in parts(PART + 7)]
-        [(0, 131072), (131072, 131079)]
+        [(0, 262144), (262144, 262151)]
     """
     return blocks(slice(0, size), PART)
 
@@ -46,7 +49,7 @@ def tag_of_parts(shard: int) -> int:
 
 
 class IncomingParts:
-    """The parts behind the first of the replies of one server, received in turn into the same memory.
+    """The parts behind the first of the replies of one server.
 
     Args:
         comm: the communicator.
@@ -58,7 +61,7 @@ class IncomingParts:
         self._comm, self._link = comm, link
         self._ahead = _AHEAD_NEAR if near else _AHEAD_FAR
         self._room = deque(Frame(PART) for _ in range(self._ahead + 1))
-        self._posted: deque[tuple[slice, Frame, MPI.Request]] = deque()
+        self._posted: deque[tuple[Part, MPI.Request]] = deque()
         self._later: deque[slice] = deque()
 
     def __bool__(self) -> bool:
@@ -70,13 +73,19 @@ class IncomingParts:
         _, *later = parts(size)
         self._later.extend(later)
 
-    def post(self) -> None:
-        """Post receives of the next parts; call it after `expect` and after each `take`."""
+    def post(self, into: Vector | None = None) -> None:
+        """Post receives of the next parts; call it after `expect` and after each `take`.
+
+        Args:
+            into: where the numbers go; None: into memory that is used again.
+        """
         while self._later and len(self._posted) < self._ahead:
-            part, frame = self._later[0], self._room[0]
-            memory = frame.bytes[HEADER_BYTES : HEADER_BYTES + 4 * (part.stop - part.start)]
-            request = self._comm.Irecv([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
-            self._posted.append((self._later.popleft(), frame, request))
+            part = self._later.popleft()
+            memory = self._room[0].vector[: part.stop - part.start] if into is None else into[part]
+            request = self._comm.Irecv(
+                [memory.view(np.uint8), MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard)
+            )
+            self._posted.append(((part, memory), request))
             self._room.rotate(-1)
 
     @property
@@ -86,15 +95,15 @@ class IncomingParts:
 
     def take(self) -> Part:
         """Return the next part, which has arrived; its numbers are valid until the next call."""
-        part, frame, _ = self._posted.popleft()
-        return part, frame.vector[: part.stop - part.start]
+        part, _ = self._posted.popleft()
+        return part
 
     def finish(self) -> None:
         """Wait for all parts: their sender waits until they are received."""
         while self:
+            self.post()
             self.next.Wait()
             self.take()
-            self.post()
 
     def forget(self) -> None:
         """Expect no more parts: their sender is dead."""

@@ -96,24 +96,26 @@ def run(world: World, megabytes: Sequence[float], rounds: int) -> None:
 def _measure(
     world: World, size: int, rounds: int, repeats: int
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the median round trip of each round: of the ping-pong, and of each rule."""
-    pairs = {name: _Pair(world, size, algorithm, optimizer) for name, (algorithm, optimizer) in RULES.items()}
-    plain = [Frame(size, lambda count: np.zeros(count, np.uint8)) for _ in range(2)]
-    ping = _PingPong(world, *plain)
-    sides: dict[str, _PingPong | _Pair] = {
-        "large pages": _PingPong(world, Frame(size), Frame(size)),
-        "additions": _PingPong(world, Frame(size), Frame(size), Frame(size)),
-        **pairs,
-    }
-    raw: list[float] = []
-    timings: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds + 1):  # the first round warms up
-        raw.append(_timed(world, ping.once, repeats))
+    """Return the median round trip of each round: of the ping-pong, and of each rule.
+
+    Each round has new memory: where the system puts it changes a time by up to half, and for as long as it
+    lives.
+    """
+    timings: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        plain = [Frame(size, lambda count: np.zeros(count, np.uint8)) for _ in range(2)]
+        sides: dict[str, _PingPong | _Pair] = {
+            "ping-pong": _PingPong(world, *plain),
+            "large pages": _PingPong(world, Frame(size), Frame(size)),
+            "additions": _PingPong(world, Frame(size), Frame(size), Frame(size)),
+            **{name: _Pair(world, size, *rule) for name, rule in RULES.items()},
+        }
         for name, side in sides.items():
-            timings[name].append(_timed(world, side.once, repeats))
-    for side in (ping, *sides.values()):
-        side.close()
-    return raw[1:], {name: seconds[1:] for name, seconds in timings.items()}
+            _timed(world, side.once, 2)  # the first touches the memory
+            timings.setdefault(name, []).append(_timed(world, side.once, repeats))
+        for side in sides.values():
+            side.close()
+    return timings.pop("ping-pong"), timings
 
 
 def _timed(world: World, once: Callable[[], None], repeats: int) -> float:
