@@ -17,6 +17,9 @@ world = MPIWorld(World())
 rank, workers = world.rank, range(1, world.size)
 
 
+LARGE = (1 << 21) + 7  # a vector of longer parts
+
+
 def endpoint(size, depth=1, shards=1, world=world):
     """Open an endpoint; every worker has a link to rank 0 for each shard."""
     peers = workers if rank == 0 else [0]
@@ -303,7 +306,7 @@ def empty():
 
 def by_parts():
     """A long reply is sent while it is computed, and arrives part by part."""
-    for size in (PART, PART + 7, 5 * PART - 1):
+    for size in (PART, PART + 7, 5 * PART - 1, LARGE):
         here = endpoint(size, shards=2)
         flats = [FlatVector.of([numbers(size)]) for _ in range(2)]
         for turn in range(3):
@@ -337,7 +340,7 @@ def by_parts():
                 answer = message(Kind.CENTER, got.sequence, got.vector, got.shard)
                 here.send(got.sender, answer, event.frame, fill)
                 assert filled[-1].stop == size  # all is computed when `send` returns
-                assert len(filled) == -(-size // PART)
+                assert len(filled) == (9 if size == LARGE else -(-size // PART))
         here.close()
 
 

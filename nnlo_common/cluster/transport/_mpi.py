@@ -457,7 +457,7 @@ class MPIEndpoint:
         peer = slot.channel.link.peer
         with self._noting_deaths():
             later.post(into)
-        yield from given([(slice(0, PART), slot.frame.vector[:PART])], into)
+        yield from given([(later.first, slot.frame.vector[later.first])], into)
         while later:
             with span("wait", "part"):
                 came = self._await_part(peer, later)

@@ -20,8 +20,10 @@ from nnlo_common.protocol._events import Part
 
 __all__ = ["PART", "IncomingParts", "bytes_of", "parts", "tag_of_parts"]
 
-#: Numbers in a part: 1 MiB, so that the parts under way stay in a second-level cache.
-PART = 1 << 18
+#: Numbers in a part: 512 KiB. A longer reply is sent in parts.
+PART = 1 << 17
+# Parts of a vector of this size are longer. A few of either kind stay in a second-level cache.
+_LARGE, _LONG_PART = 1 << 21, 1 << 18
 # Parts whose receives are posted ahead. Within a host the worker copies all that has come, in one call.
 _AHEAD_NEAR, _AHEAD_FAR = 2, 3
 # MPI grants tags up to 32767; those of shards are far below.
@@ -33,9 +35,9 @@ def parts(size: int) -> Iterator[slice]:
 
     Example:
         >>> [(part.start, part.stop) for part in parts(PART + 7)]
-        [(0, 262144), (262144, 262151)]
+        [(0, 131072), (131072, 131079)]
     """
-    return blocks(slice(0, size), PART)
+    return blocks(slice(0, size), PART if size < _LARGE else _LONG_PART)
 
 
 def bytes_of(part: slice) -> slice:
@@ -60,9 +62,10 @@ class IncomingParts:
     def __init__(self, comm: MPI.Intracomm, link: Link, *, near: bool) -> None:
         self._comm, self._link = comm, link
         self._ahead = _AHEAD_NEAR if near else _AHEAD_FAR
-        self._room = deque(Frame(PART) for _ in range(self._ahead + 1))
+        self._room = deque(Frame(min(link.size, _LONG_PART)) for _ in range(self._ahead + 1))
         self._posted: deque[tuple[Part, MPI.Request]] = deque()
         self._later: deque[slice] = deque()
+        self.first = slice(0, 0)  # the part that came with the header
 
     def __bool__(self) -> bool:
         """Whether any part has not been taken."""
@@ -70,7 +73,7 @@ class IncomingParts:
 
     def expect(self, size: int) -> None:
         """Expect the parts of a reply of `size` numbers, whose first is there."""
-        _, *later = parts(size)
+        self.first, *later = parts(size)
         self._later.extend(later)
 
     def post(self, into: Vector | None = None) -> None:
