@@ -55,7 +55,7 @@ def speaks(role: str) -> bool:
 def say(role: str, text: str) -> None:
     """Print `text` if this rank prints for all."""
     if speaks(role):
-        print(text, flush=True)
+        print(f"{text}\n", end="", flush=True)  # one write, also where Python does not buffer
 
 
 class RankPart(Protocol):

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import statistics
 import subprocess
@@ -181,6 +182,14 @@ def test_module_docstrings_say_what_is_there() -> None:
 
 def test_tests_change_no_search_path() -> None:
     check(changed_search_path, "tests")
+
+
+def test_what_a_shell_says_to_python_or_to_nnlo_changes_no_test() -> None:
+    said = dict.fromkeys(("PYTHONUNBUFFERED", "PYTHONWARNINGS", "NNLO_MPI", "NNLO_TEST_STARTS"), "always")
+    look = f"import os, tests.conftest; print(*[name for name in {list(said)} if name in os.environ])"
+    command, env = [sys.executable, "-c", look], os.environ | said
+    left = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert left.stdout.split() == ["NNLO_TEST_STARTS"]
 
 
 def test_no_modules_import_each_other() -> None:
