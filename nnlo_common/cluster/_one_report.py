@@ -15,9 +15,6 @@ from collections.abc import Mapping
 
 __all__ = ["claim", "mistake_of"]
 
-# Held until the process ends.
-_CLAIMS: list[socket.socket] = []
-
 
 def mistake_of(error: BaseException) -> str:
     """Return what ranks with the same mistake have in common: the error's class, and the line of the script.
@@ -45,9 +42,9 @@ def claim(mistake: str, env: Mapping[str, str], launcher: int) -> bool:
     job = f"{os.getuid()} {env.get('PMIX_NAMESPACE') or launcher} {mistake}"
     name = b"\0nnlo-" + hashlib.sha256(job.encode(errors="replace")).hexdigest().encode()
     try:
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        _CLAIMS.append(holder)
-        holder.bind(name)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+            holder.bind(name)
+            holder.detach()  # now nobody's, so open until the process ends
     except OSError as error:
         return error.errno != errno.EADDRINUSE
     return True

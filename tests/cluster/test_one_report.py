@@ -44,9 +44,10 @@ def test_the_first_process_of_a_job_has_the_report_until_it_ends():
     mine, other = os.getpid(), -os.getpid()  # names are shared with tests that run beside this one
     job = {"PMIX_NAMESPACE": f"prterun-{mine}@1"}
     with subprocess.Popen(
-        [sys.executable, "-c", ASKS, str(mine)],
+        [sys.executable, "-W", "error", "-c", ASKS, str(mine)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as first:
         assert first.stdout.readline() == "True\n"
@@ -55,4 +56,5 @@ def test_the_first_process_of_a_job_has_the_report_until_it_ends():
         assert claim("no such file", job, mine)
         assert not claim("no such file", job, other)
         assert claim("not enough samples", {}, mine)
+        assert first.communicate() == ("", "")  # it ends without a warning
     assert claim("no such file", {}, mine)
