@@ -3,12 +3,14 @@
 Each case says "ready" when what it provokes is about to begin, and "done" if it comes to its end.
 """
 
+import atexit
 import functools
 import json
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -273,8 +275,22 @@ def worker_exits_with_words():
     train(at_step=on(1, lambda: sys.exit("out of quota")))
 
 
-def worker_exits_quietly():
-    train(at_step=on(1, sys.exit))
+def train_on(what, left):
+    """Train; rank 1 does something in its second epoch, and rank 2 begins its third once rank 1 has left."""
+    left, own = Path(left), []
+    atexit.register(lambda: own == [1] and left.touch())  # registered before the training, so called after it
+
+    def at_step(optimizer, model, epoch, step):
+        own[:] = [optimizer.rank]
+        on(1, what)(optimizer, model, epoch, step)
+        while own == [2] and epoch == 2 and not left.exists():
+            time.sleep(0.01)
+
+    train(at_step=at_step)
+
+
+def worker_exits_quietly(left):
+    train_on(sys.exit, left)
     print("done", flush=True)
 
 
@@ -294,9 +310,9 @@ def server_dies():
     train(at_epoch_end=on_server(lambda: os._exit(5)))
 
 
-def caught():
+def caught(left):
     try:
-        train(at_step=on(1, raises))
+        train_on(raises, left)
     except ValueError as error:
         print(f"caught: {error}", flush=True)
     print("done", flush=True)

@@ -118,8 +118,8 @@ def test_a_worker_that_exits_with_a_status_ends_a_long_training(case, status):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("case", ["worker_exits_quietly", "caught"])
-def test_a_worker_whose_script_ends_early_leaves_in_good_order(case):
-    ended = job(case)
+def test_a_worker_whose_script_ends_early_leaves_in_good_order(case, tmp_path):
+    ended = job(case, str(tmp_path / "left"))
     assert (ended.status, ended.left) == (0, [])
     assert ended.err.count("rank 1 has left the training after epoch 2") == 1
 
