@@ -18,14 +18,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.helpers.frameworks import FRAMEWORKS
+from tests.helpers.surroundings import undisturbed
 
 CLIENTS = Path(__file__).with_name("clients")
 
-# What somebody's shell says to Python or to nnlo changes no test. Unbuffered ranks, say, write a line and its
-# end separately, and MPICH's launcher puts another rank's line between them.
-for _name in [name for name in os.environ if name.startswith(("PYTHON", "NNLO_"))]:
-    if _name not in ("PYTHONHOME", "PYTHONPATH") and not _name.startswith(("NNLO_TEST_", "NNLO_SUITE_")):
-        del os.environ[_name]
+for _name in os.environ.keys() - undisturbed(os.environ).keys():
+    del os.environ[_name]
 
 # The same examples in each run, and no limit of time for one: the machine may be busy.
 settings.register_profile(

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.helpers.paths import ONE_BACKEND, ROOT
+from tests.helpers.surroundings import undisturbed
 from tests.helpers.warm import warm_start
 
 __all__ = [
@@ -32,9 +33,6 @@ __all__ = [
     "start_of",
     "starting",
 ]
-
-# What a launcher writes into its children. A test run that was itself launched must not pass it on.
-_INHERITED = ("OMPI_COMM_WORLD_", "OMPI_MCA_num_procs", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_")
 
 _WHEEL_SETTINGS = ROOT / ".ci" / "mpi.env"
 _TEST_SETTINGS = {
@@ -172,7 +170,7 @@ def starting(
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
     """Return the whole environment of a job."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(_INHERITED)}
+    kept = undisturbed(os.environ)
     # Programs import `tests.helpers`, and no framework that they do not run on.
     kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ONE_BACKEND)])
     return kept | _settings() | dict(env or {})

@@ -275,22 +275,22 @@ def worker_exits_with_words():
     train(at_step=on(1, lambda: sys.exit("out of quota")))
 
 
-def train_on(what, left):
+def train_until_one_leaves(what, left):
     """Train; rank 1 does something in its second epoch, and rank 2 begins its third once rank 1 has left."""
-    left, own = Path(left), []
-    atexit.register(lambda: own == [1] and left.touch())  # registered before the training, so called after it
+    left = Path(left)
+    if rank_and_size()[0] == 1:
+        atexit.register(left.touch)  # registered before the training, so called after it
 
     def at_step(optimizer, model, epoch, step):
-        own[:] = [optimizer.rank]
         on(1, what)(optimizer, model, epoch, step)
-        while own == [2] and epoch == 2 and not left.exists():
+        while optimizer.rank == 2 and epoch == 2 and not left.exists():
             time.sleep(0.01)
 
     train(at_step=at_step)
 
 
 def worker_exits_quietly(left):
-    train_on(sys.exit, left)
+    train_until_one_leaves(sys.exit, left)
     print("done", flush=True)
 
 
@@ -312,7 +312,7 @@ def server_dies():
 
 def caught(left):
     try:
-        train_on(raises, left)
+        train_until_one_leaves(raises, left)
     except ValueError as error:
         print(f"caught: {error}", flush=True)
     print("done", flush=True)

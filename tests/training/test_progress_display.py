@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from functools import partial
@@ -9,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from nnlo_common.training._rank_parts import TrainingReport
+from nnlo_common.training._rank_parts import TrainingReport, say
 from nnlo_common.training.report._course import Course
 from nnlo_common.training.report._live_ranks import read_live
 from nnlo_common.training.report._progress_display import ProgressDisplay
@@ -137,3 +138,11 @@ def test_on_a_terminal_the_table_of_all_ranks_takes_the_place_of_the_line(
     text = capsys.readouterr().out
     assert ("last sign" in text) is installed
     assert text.count("epoch   1") == (1 if installed else 2)
+
+
+def test_a_line_is_one_write_so_that_no_other_ranks_comes_between(monkeypatch):
+    written, stream = [], io.StringIO()
+    stream.write = written.append
+    monkeypatch.setattr(sys, "stdout", stream)
+    say("alone", "epoch 1")
+    assert [text for text in written if text] == ["epoch 1\n"]
