@@ -13,7 +13,9 @@ from nnlo_common.algorithms import (
     DiLoCo,
     Downpour,
     DynSGD,
+    GainReport,
     LocalSGD,
+    Steady,
     Synchronous,
 )
 from nnlo_common.algorithms._lars import LARS
@@ -65,6 +67,7 @@ __all__ = [
     "EASGD",
     "FlatVector",
     "Frame",
+    "GainReport",
     "GEM",
     "LARS",
     "Layout",
@@ -80,6 +83,7 @@ __all__ = [
     "Segment",
     "SGD",
     "StartupError",
+    "Steady",
     "Synchronous",
     "Target",
     "Topology",

@@ -14,7 +14,8 @@ from nnlo_common.algorithms._dynsgd import DynSGD
 from nnlo_common.algorithms._easgd import EAMSGD, EASGD
 from nnlo_common.algorithms._gem import GEM
 from nnlo_common.algorithms._localsgd import LocalSGD
-from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
+from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, GainReport, WorkerRule
+from nnlo_common.algorithms._steady import Steady
 from nnlo_common.algorithms._synchronous import Synchronous
 
 __all__ = [
@@ -29,7 +30,9 @@ __all__ = [
     "EAMSGD",
     "EASGD",
     "GEM",
+    "GainReport",
     "LocalSGD",
+    "Steady",
     "Synchronous",
     "WorkerRule",
 ]

@@ -25,7 +25,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import Stateful
 
-__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
+__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "GradientSum", "WorkerRule", "mean_of"]
 
 
 class Ask(enum.IntEnum):
@@ -63,12 +63,42 @@ class Contribution:
         vector: the vector it sent; the commit may overwrite it.
         staleness: commits of the centre since the worker last fetched it.
         weight: its share in a mean, e.g. a number of samples.
+        sample: the sampled coordinates of the whole gradient, of which `vector` is a part; None: it is all.
     """
 
     rank: int
     vector: Vector
     staleness: int = 0
     weight: float = 1.0
+    sample: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainReport:
+    """How much work several workers have done together.
+
+    Attributes:
+        workers: their number now.
+        batches: the batches that they have contributed.
+        progress: the batches of one process that these were worth.
+        worth_having: the number of workers at which each would do half of the work that it does alone; None: unknown.
+        shortened: the share of the last contributions that were shortened.
+
+    Example:
+        >>> GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02).gain
+        5.1
+    """
+
+    workers: int
+    batches: float
+    progress: float
+    worth_having: float | None
+    shortened: float
+
+    @property
+    def gain(self) -> float:
+        """The number of workers whose work they have done."""
+        return self.workers * self.progress / self.batches if self.batches else 1.0
 
 
 class WorkerRule(Stateful, ABC):
@@ -166,10 +196,12 @@ class CenterRule(Stateful, ABC):
         clock: commits done.
         absent: workers missing from the next commit because they ended their epoch before others.
         max_staleness: staler contributions are dropped; None keeps all.
+        progress: the samples of one process that the contributions were worth, if the rule counts them.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("center", "clock")
     max_staleness: int | None = None
+    progress: float = 0.0
 
     def __init__(self, center: Vector) -> None:
         self.center = center
@@ -181,6 +213,13 @@ class CenterRule(Stateful, ABC):
 
     def capacity(self) -> int | None:
         """Return how many workers may train now; None: all of them."""
+        return None
+
+    def attend(self, workers: int) -> None:
+        """Note how many workers may still contribute; called when their number changes."""
+
+    def gain_report(self) -> GainReport | None:
+        """Return how much work the workers have done together, if the rule measures it."""
         return None
 
     @abstractmethod
@@ -301,6 +340,11 @@ class Algorithm(ABC):
     @abstractmethod
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
+
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
+        return False
 
     def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
         """Refuse numbers of workers or servers that the options do not allow."""

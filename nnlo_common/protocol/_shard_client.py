@@ -65,6 +65,7 @@ class ShardClient:
         lent: the gradient stays unchanged until its contribution has been answered.
         stop_requested: the server has asked to finish.
         rate: the server's latest learning rate; 0: none.
+        progress: the progress of the centre in the latest reply, and of this epoch, in samples.
         pause_requested: the server's latest reply asks to pause at the next batch boundary.
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
@@ -87,7 +88,7 @@ class ShardClient:
         self.samples, self.waited = 0, 0.0
         self._overdue: Ask | None = None  # due in a passed step
         self.lent = False
-        self.stop_requested, self.rate = False, 0.0
+        self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.keeps_parameters = self.absorbing = False
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
@@ -290,6 +291,7 @@ class ShardClient:
         """Report one more finished epoch to the server."""
         self._expect(Phase.TRAINING, "finish an epoch")
         self.pause_cancelled = False
+        self.progress = self.progress[0], 0
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
@@ -383,6 +385,7 @@ class ShardClient:
         """Take the flags and the rate of a reply."""
         self.stop_requested |= message.stop
         self.rate, self.pause_requested = message.rate, message.pause
+        self.progress = message.progress, message.progress - message.progress_before
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING

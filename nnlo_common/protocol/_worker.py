@@ -109,6 +109,11 @@ class Worker:
         """The first server's latest learning rate; 0: none."""
         return self.shard_clients[0].rate
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of the centre in the first server's latest reply, and of this epoch, in samples."""
+        return self.shard_clients[0].progress
+
     def gradient_point(self) -> Vector:
         """Return the point of the next gradient: the parameters, or a point ahead of them (EAMSGD)."""
         point = getattr(self.local, "gradient_point", None)

@@ -1,0 +1,183 @@
+"""Steady: the settings of one process on any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nnlo_common.algorithms._agn import AGNWorker
+from nnlo_common.algorithms._downpour import DownpourCenter
+from nnlo_common.algorithms._gain import Gain, sampled_places, worth_having
+from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
+from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
+from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
+from nnlo_common.base._flat_vector import PartWork, Vector
+
+__all__ = ["Steady", "SteadyCenter"]
+
+
+class SteadyCenter(DownpourCenter):
+    """c moves at the pace of W workers, each contribution scaled by the gain; replies look ahead.
+
+    Attributes:
+        gain: the running estimate of signal and noise.
+        paced: the optimizer that steps the centre; None: the user's, with scaled learning rates.
+        batches: the number of batches whose mean a contribution is.
+        work: batches done and progress made, in batches, while several workers contributed.
+    """
+
+    saved = ("center", "clock", "optimizer", "gain", "metric", "paced", "progress", "work", "largest")
+
+    def __init__(
+        self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int
+    ) -> None:
+        super().__init__(center, optimizer)
+        self.steered, self.options, self.workers, self.batches = optimizer, options, workers, options.every
+        self.places = sampled_places(center.size)
+        self.work: list[float] = [0.0, 0.0]
+        self.largest = 0.0
+        stretches = optimizer.stretches(center.size, None)
+        self.gain = Gain(self.places.size, brake=options.brake)
+        self._follows_velocity = stretches is not None
+        self.paced = PacedOptimizer(center.size, stretches or ())
+        adaptive = any(one.adaptive for one in stretches or ())
+        self.metric = SampledMetric(self.places.size if adaptive else 0)
+
+    def attend(self, workers: int) -> None:
+        """Note how many workers may still contribute."""
+        self.workers = max(workers, 1)
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """Step with the (only) contribution."""
+        contribution = contributions[0]
+        contribution.vector = mean_of(contributions)
+        move = self._begin(contribution)
+        if move is not None:
+            move(slice(0, self.center.size))
+
+    def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
+        """Return what steps a part and makes the reply of it, ahead of the centre."""
+        return self._begin(contribution) if self._follows_velocity else None
+
+    def reply(self, vector: Vector, part: slice = slice(None)) -> None:
+        """Send the place where the centre will be when the worker's next gradient arrives."""
+        whole = slice(*part.indices(self.center.size)[:2])
+        self.paced.look_ahead(self.center, vector, whole)
+
+    def _begin(self, contribution: Contribution) -> PartWork | None:
+        """Take the gain of a contribution; return what steps a part of the centre with it."""
+        gradient = contribution.vector
+        stretches = self.steered.stretches(gradient.size, gradient)
+        sample = gradient[self.places] if contribution.sample is None else contribution.sample
+        kind = self._kind(stretches)
+        metric = None if kind is None else self.metric.factors(kind)
+        batches = self._batches(contribution.weight)
+        shorter, scale = self.gain.see(sample, metric, workers=self.workers, batches=batches)
+        if kind is not None:
+            self.metric.see(sample, kind, shorter)
+        self.progress += scale / batches * contribution.weight
+        self.work[0] += batches
+        self.work[1] += scale
+        if stretches is not None:
+            pace = Pace(self.workers, scale, shorter, self.options.memory, self.gain.unease)
+            return self.paced.begin(self.center, gradient, stretches, pace)
+        if shorter < 1:
+            np.multiply(gradient, np.float32(shorter), out=gradient)
+        self.steered.step_scaled(self.center, gradient, scale)
+        return None
+
+    def _kind(self, stretches: Sequence[Stretch] | None) -> Stretch | None:
+        """Return the options of Adam, if that is what steps the centre."""
+        return stretches[0] if stretches and stretches[0].adaptive else None
+
+    def _batches(self, weight: float) -> float:
+        """Return the number of batches of a contribution; those at an epoch's end may have fewer."""
+        self.largest = max(self.largest, weight)
+        return max(1.0, self.batches * weight / self.largest)
+
+    def gain_report(self) -> GainReport:
+        """Return how much work the workers have done together so far."""
+        done, made = self.work
+        return GainReport(
+            workers=self.workers,
+            batches=done,
+            progress=made,
+            worth_having=worth_having(self.gain.noise, self.gain.signal) if self.gain.pairs else None,
+            shortened=self.gain.braked,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steady(Algorithm):
+    r"""The accuracy of one process with its settings, on any number of workers.
+
+    Workers push gradients as they come, as with Downpour; the centre keeps three laws:
+
+    *It looks ahead.* While a worker computes, W - 1 others move the centre. So the worker gets the place where the
+    centre will be when its gradient arrives (DANA, Hakimi et al. 2019, arXiv:1907.11612), and the momentum counts
+    rounds of all workers: with :math:`\nu = 1 - (1 - \mu') / W`,
+    :math:`m \leftarrow \nu m + s g / W,\ c \leftarrow c - \eta m`, and the reply is :math:`c - \eta \mu' W m`.
+
+    *It scales by the gain.* :math:`s = G / W` with
+    :math:`G = (\sigma^2 + \gamma) / (\sigma^2 / W + \gamma)` (AdaScale, Johnson et al. 2020, arXiv:2007.05105), the
+    noise :math:`\sigma^2` and the signal :math:`\gamma` measured from products of neighbouring contributions, in
+    Adam's metric for Adam. Where gradients agree, W workers count as one; where noise rules, each counts in full.
+    :math:`\mu'` forgets as fast as one process does for the same progress.
+
+    *It counts progress.* A contribution of b samples is s b samples of progress, and an epoch ends when the progress
+    of one epoch is made: samplers go on dealing until then. Schedules follow progress, too.
+
+    With one worker the centre makes exactly the steps of the user's optimizer. Momentum is followed for SGD, Adam and
+    AdamW; with any other optimizer the gain scales its learning rates, and the momentum is left as it is.
+
+    Contributions longer than `brake` times the running root mean square are shortened to that.
+
+    Attributes:
+        every: steps between exchanges; a contribution is the mean of their gradients.
+        passes: "progress": an epoch ends when the progress of an epoch is made; "fixed": after one pass over the
+            samples, for those whose time is fixed.
+        memory: a worker's own steps that the momentum remembers at least, however large the gain.
+        brake: see above; 0: none.
+
+    Example:
+        >>> from nnlo_common import SGD
+        >>> from nnlo_common.testing import train_virtually
+        >>> slope = lambda x, rank: 0 * x + 1  # gradients agree: two workers count as one
+        >>> run = train_virtually(Steady(), slope, [0.0], workers=2, steps=2, optimizer=SGD(1.0))
+        >>> run.center, run.servers[0].rule.progress
+        (array([-2.], dtype=float32), 2.0)
+    """
+
+    every: int = 1
+    passes: Literal["progress", "fixed"] = "progress"
+    memory: float = 4.0
+    brake: float = 1.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._whole("every", least=1)
+        self._one_of("passes", "progress", "fixed")
+        self._real("memory", least=0)
+        self._real("brake", least=0)
+
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of one epoch is made."""
+        return self.passes == "progress"
+
+    def worker(self, size: int, workers: int) -> AGNWorker:
+        """Make the worker's half."""
+        n = self.every
+        return AGNWorker(size, n_push=n, n_fetch=n, first_push=n - 1, pipeline=self.lag)
+
+    def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
+        """Make the centre's half: with one worker Downpour's."""
+        inner = self._needs_optimizer(optimizer)
+        if workers == 1:
+            return DownpourCenter(center, inner)
+        if not isinstance(inner, Steerable):
+            self._refuse(f"its steps must be scaled, but {type(inner).__name__} has no step_scaled()")
+        return SteadyCenter(center, inner, self, workers=workers)
