@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnlo_common.algorithms import Algorithm, DynSGD
 from nnlo_common.algorithms import _mixins as mixins
+from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
@@ -40,6 +41,7 @@ from nnlo_common.data import (
     Lease,
     LeasedBatches,
     Reading,
+    MOST_PASSES,
     epoch_order,
     portion,
     share,
@@ -130,6 +132,7 @@ __all__ = [
     "end_of",
     "engine",
     "epoch_order",
+    "MOST_PASSES",
     "EpochMeanQuery",
     "epochs_per_rank",
     "EXIT_CODE",
@@ -200,6 +203,7 @@ __all__ = [
     "span",
     "speaks",
     "split",
+    "Stretch",
     "Start",
     "StepProfiler",
     "Stopping",

@@ -29,7 +29,7 @@ from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
-from nnlo_torch._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_torch._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Steady, Synchronous
 
 __all__ = [
     "AGN",
@@ -49,6 +49,7 @@ __all__ = [
     "Report",
     "ShardIterable",
     "ShardSampler",
+    "Steady",
     "Synchronous",
     "Target",
     "Wrapper",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, Session, say, span, speaks, warn, whole_file
+from nnlo_common.plugin import MOST_PASSES, AnswerT, Periodic, Query, Session, say, span, speaks, warn, whole_file
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
@@ -95,6 +96,35 @@ class Participation:
     def group_size(self) -> int:
         """The number of ranks of each worker."""
         return 1 if self._team is None else self._team.member.group_size
+
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of one epoch is made; see `Steady`."""
+        return self._team is not None and self._team.counts_progress
+
+    def passes(self, epoch: int, size: Callable[[], float], begin: int = 0) -> Iterator[int]:
+        """Number the passes over the samples that an epoch takes: one, or as many as its progress asks for.
+
+        Samplers deal a pass for each number, in an order of its own, and end it early once `made`.
+
+        Args:
+            epoch: the number of the epoch.
+            size: returns the number of samples in a pass, once one has ended.
+            begin: passes of this epoch made before, on resuming.
+        """
+        if not self.counts_progress:
+            yield epoch
+            return
+        for again in count(begin):
+            seen = self._samples
+            yield epoch * MOST_PASSES + again
+            dealt = self._samples > seen  # else there is nothing for this worker
+            if self.stopped or self.made(size()) or not dealt:
+                return
+
+    def made(self, size: float) -> bool:
+        """Whether the progress of an epoch of so many samples is made."""
+        return self.counts_progress and self._team is not None and self._team.progress[1] >= size
 
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None

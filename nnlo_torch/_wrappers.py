@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from nnlo_common.plugin import mixins
+from nnlo_common import Steady as SteadyAlgorithm
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
@@ -28,6 +29,13 @@ class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
         >>> optimizer.role
         'alone'
     """
+
+
+class Steady(Wrapper):
+    """Steady: the accuracy of one process with its settings, on any number of workers."""
+
+    def __init__(self, optimizer: Any, *, every: int = 1, passes: str = "progress", lag: int = 0, **options: Any) -> None:
+        self._wrap(optimizer, SteadyAlgorithm(every=every, passes=passes, lag=lag), {}, **options)
 
 
 class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):

@@ -164,6 +164,7 @@ class GroupTrainer:
 
     due = False
     gathered = 0
+    progress = (0, 0)
     told_rate = 0.0
 
     def __init__(

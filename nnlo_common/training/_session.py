@@ -170,6 +170,16 @@ class Session:
         """Whether the server asks to end."""
         return self._part.stopped
 
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of one epoch is made, not after a pass over the samples."""
+        return self.algorithm.counts_progress and self.member.servers > 0 and self.member.workers > 1
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers as last heard, and of this epoch, in samples of one process."""
+        return (0, 0) if self._worker is None else self._worker.progress
+
     def stop(self) -> None:
         """Ask all to end; ignored on a worker."""
         self._part.stop()
