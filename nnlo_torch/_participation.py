@@ -136,6 +136,10 @@ class Participation:
         reinforcement learning, where the loop makes its own data. A step weighs as many samples as its
         batches have, and a batch whose number of samples is unknown counts as one.
 
+        Where progress ends an epoch (see `Steady`), `batches` are iterated again until the epoch's progress is
+        made: that of this worker's samples in a pass, times the number of workers. An iterator and a range are
+        not.
+
         Args:
             batches: this worker's batches; see `ShardIterable`.
             samples: returns the number of samples in a batch; None: see `evaluate`.
@@ -146,13 +150,17 @@ class Participation:
         if self._team is not None and self._epochs_begun == 1:
             warn_of_same_data(self._team, batches)
         self._looping = True
+        before, size = self._samples, 0.0
         try:
-            for batch in read(batches):
-                if self.stopped:
-                    break
-                found = counted(batch) if samples is None else samples(batch)
-                self._count(1 if found is None else found)
-                yield batch
+            for _ in self.passes(0, lambda: size) if _can_repeat(batches) else (0,):
+                for batch in read(batches):
+                    if self.stopped or (size and self.made(size)):
+                        break
+                    found = counted(batch) if samples is None else samples(batch)
+                    self._count(1 if found is None else found)
+                    yield batch
+                # Each worker has about as many samples in a pass.
+                size = size or float(self._samples - before) * self.share[1]
         finally:
             self._looping = False
 
@@ -514,6 +522,11 @@ class Participation:
             if wait or future.done():
                 self._asides.remove(future)
                 future.result()
+
+
+def _can_repeat(batches: Iterable[Any]) -> bool:
+    """Whether a loop over these batches is a pass over data: an iterator ends, and a range is no data."""
+    return not isinstance(batches, Iterator | range)
 
 
 def leave_with_center(part: Participation) -> None:

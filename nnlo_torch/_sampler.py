@@ -191,7 +191,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         return "dynamic" if training.counts_progress else "static"
 
     def _dealt(self, training: Participation) -> Iterator[Any]:
-        before, done = divmod(self._taken, max(self._share_size(), 1))
+        before, done = 0, self._taken
+        if training.counts_progress:
+            before, done = divmod(self._taken, max(self._share_size(), 1))
         for number in training.passes(self.epoch, lambda: self._size, before):
             elements = self._elements(number)
             for position in share(len(elements), *training.share, done=done, group_size=training.group_size):

@@ -321,6 +321,7 @@ class ShardClient:
             "pulled_at": self.pulled_at,
             "sequence": self._sequence,
             "earlier": self._earlier,
+            "progress": list(self.progress),
             "asked": [[kind.name, sequence] for kind, sequence in self._asked],
             "replies": [kept(event.message) for event in self._replies],
             "sent_at": [self._sent_at[slot].copy() for slot in self._open_slots()],
@@ -332,7 +333,7 @@ class ShardClient:
         owner, size = f"worker rank {self.rank}", self.parameters.size
         numbers = {"pulled_at": int, "sequence": int, "earlier": float}
         sent_at = [np.zeros(size, np.float32)]
-        lists = {"asked": [list], "replies": [Mapping], "sent_at": sent_at}
+        lists = {"asked": [list], "progress": [int], "replies": [Mapping], "sent_at": sent_at}
         require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists)
         assert isinstance(state, Mapping)  # require has seen to it
         self.rule.check(state["rule"])
@@ -354,7 +355,7 @@ class ShardClient:
         self.check(state)
         self.rule.load(state["rule"])
         self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
-        self._earlier = state["earlier"]
+        self._earlier, self.progress = state["earlier"], (state["progress"][0], state["progress"][1])
         self.keeps_parameters = True
         self._asked.extend((Kind[name], sequence) for name, sequence in state["asked"])
         for item in state["replies"]:
