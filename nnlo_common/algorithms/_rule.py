@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._arguments import is_number, is_whole
@@ -197,11 +198,13 @@ class CenterRule(Stateful, ABC):
         absent: workers missing from the next commit because they ended their epoch before others.
         max_staleness: staler contributions are dropped; None keeps all.
         progress: the samples of one process that the contributions were worth, if the rule counts them.
+        sampled: the number of sampled coordinates that come with a contribution, if the rule needs them.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("center", "clock")
     max_staleness: int | None = None
     progress: float = 0.0
+    sampled: int = 0
 
     def __init__(self, center: Vector) -> None:
         self.center = center
@@ -214,6 +217,9 @@ class CenterRule(Stateful, ABC):
     def capacity(self) -> int | None:
         """Return how many workers may train now; None: all of them."""
         return None
+
+    def share(self, size: int) -> None:
+        """Note that the centre is a part of a vector of this size; others serve the rest."""
 
     def attend(self, workers: int) -> None:
         """Note how many workers may still contribute; called when their number changes."""
@@ -345,6 +351,10 @@ class Algorithm(ABC):
     def counts_progress(self) -> bool:
         """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
         return False
+
+    def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
+        """Return the coordinates of a whole gradient that every server needs; None: only those of its part."""
+        return None
 
     def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
         """Refuse numbers of workers or servers that the options do not allow."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
@@ -45,6 +46,12 @@ class SteadyCenter(DownpourCenter):
         self.paced = PacedOptimizer(center.size, stretches or ())
         adaptive = any(one.adaptive for one in stretches or ())
         self.metric = SampledMetric(self.places.size if adaptive else 0)
+
+    def share(self, size: int) -> None:
+        """Take the sampled coordinates of the whole gradient, which workers send, for one gain of all parts."""
+        self.sampled = sampled_places(size).size
+        self.gain = Gain(self.sampled, brake=self.options.brake)
+        self.metric = SampledMetric(self.sampled if self.metric.square.size else 0)
 
     def attend(self, workers: int) -> None:
         """Note how many workers may still contribute."""
@@ -167,6 +174,10 @@ class Steady(Algorithm):
     def counts_progress(self) -> bool:
         """Whether an epoch ends when the progress of one epoch is made."""
         return self.passes == "progress"
+
+    def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
+        """Return the coordinates that the gain is measured with."""
+        return sampled_places(size) if workers > 1 else None
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""

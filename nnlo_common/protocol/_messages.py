@@ -52,15 +52,26 @@ class Kind(enum.IntEnum):
     """Server: all workers are at a batch boundary, nothing is under way; or the pause is cancelled."""
     DROPPED = 17
     """Server: the worker was silent for too long, and the others continue without it."""
+    SAMPLE = 18
+    """Worker: coordinates of its next contribution, of all shards. One way."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE})
 #: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset(
-    {Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER, Kind.OPTIONS, Kind.ASK, Kind.ANSWER}
+    {
+        Kind.EXCHANGE,
+        Kind.PUSH,
+        Kind.COMMIT,
+        Kind.CENTER,
+        Kind.OPTIONS,
+        Kind.ASK,
+        Kind.ANSWER,
+        Kind.SAMPLE,
+    }
 )
 
 

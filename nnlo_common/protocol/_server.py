@@ -102,6 +102,7 @@ class Server:
             Kind.EPOCH: self._epoch,
             Kind.VIEW: self._view,
             Kind.OPTIONS: self._options,
+            Kind.SAMPLE: self._sample,
             Kind.LEAVE: self._leave,
             Kind.PAUSE: self._pause,
         }
@@ -329,6 +330,11 @@ class Server:
     def _options(self, event: Received) -> list[Action]:
         assert event.message.vector is not None  # refused() has seen to it
         self.peers[event.message.sender].options = event.message.vector.copy()
+        return [Release(event.message.sender, event.frame)]
+
+    def _sample(self, event: Received) -> list[Action]:
+        assert event.message.vector is not None  # refused() has seen to it
+        self.peers[event.message.sender].sample = event.message.vector.copy()
         return [Release(event.message.sender, event.frame)]
 
     def _leave(self, event: Received) -> list[Action]:

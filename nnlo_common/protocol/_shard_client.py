@@ -71,6 +71,7 @@ class ShardClient:
         paused: the last PAUSE was granted: all workers pause.
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
+        sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
         outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
     """
 
@@ -91,6 +92,7 @@ class ShardClient:
         self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.keeps_parameters = self.absorbing = False
+        self.sample: Vector | None = None
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
@@ -220,7 +222,8 @@ class ShardClient:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
         self.pause_cancelled = False
-        return [self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
+        first = [self._request(Kind.SAMPLE, self.sample)] if vector is not None and self.sample is not None else []
+        return [*first, self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
         """Take a reply.

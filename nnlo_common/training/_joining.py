@@ -316,6 +316,8 @@ def _join_as_server(
         ]
     center = plan.parameters.vector[mine.place]
     rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    if others:
+        rule.share(plan.parameters.vector.size)
     service: TrainingQueries | None = None
     if index == 0:
         asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]
@@ -379,7 +381,8 @@ def _buffered(plan: TrainingPlan) -> int:
 
 
 def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
-    size = max(shard.place.stop - shard.place.start, plan.options)
+    places = plan.algorithm.sampled(plan.parameters.vector.size, 2)
+    size = max(shard.place.stop - shard.place.start, plan.options, 0 if places is None else places.size)
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 
