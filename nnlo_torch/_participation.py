@@ -124,6 +124,7 @@ class Participation:
 
     def made(self, size: float) -> bool:
         """Whether the progress of an epoch of so many samples is made."""
+        self._joint.pass_size = float(size)
         return self.counts_progress and self._team is not None and self._team.progress[1] >= size
 
     def epoch(
@@ -404,6 +405,12 @@ class Participation:
         if self._team is None:
             return TrainingReport(steps=self._steps, samples=self._samples)
         return self._team.report()
+
+    @property
+    def paces(self) -> tuple[int, float, float, float]:
+        """Earlier epochs, the progress of this one, the samples in an epoch and in a step; 0: unknown."""
+        progress = 0 if self._team is None else self._team.progress[1]
+        return self._epochs_begun - 1, progress, self._joint.pass_size, self._joint.largest_step
 
     @property
     def stopped(self) -> bool:
