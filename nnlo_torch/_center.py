@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Stretch
 from nnlo_torch._flat_model import FlatModel, Storage
 from nnlo_torch._group_options import GroupOptions
+from nnlo_torch._stretches import Stretches, scaled_rates
 
 __all__ = ["TorchCenterOptimizer"]
 
@@ -50,9 +50,7 @@ class TorchCenterOptimizer:
         # For each optimizer, which of this shard's parameters are its own.
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
         self._views: dict[int, list[torch.Tensor]] = {}
-        segments = [flat_model.parameters.layout.segments[index] for index in self._mine]
-        self._segments = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in segments]
-        self._places: list[tuple[dict[str, Any], range]] | None = None
+        self._stretches: Stretches | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -79,44 +77,18 @@ class TorchCenterOptimizer:
         for index in self.stepped:
             self._optimizers[index].step()
 
-    def stretches(self, size: int, gradient: Any) -> list[Stretch] | None:  # noqa: ARG002 - the marks tell
+    def stretches(self, size: int, gradient: Any) -> list[Stretch] | None:  # noqa: ARG002 - the layout knows
         """Return the options of SGD, Adam or AdamW, one stretch for each group; None: it is another one."""
         (optimizer,) = self._optimizers
-        if type(optimizer) not in _OF_STRETCHES:
-            return None
-        present = np.ones(len(self._mine), bool) if gradient is None else gradient[self._marks] != 0
-        if self._places is None:
-            self._places = self._groups_in_order(optimizer)
-        found = []
-        for group, indices in self._places:
-            for first, last in _runs(present, indices):
-                stop = self._segments[last].stop
-                found.append(_stretch(optimizer, group, slice(self._segments[first].start, stop)))
-        return found
+        if self._stretches is None:
+            masters = dict(zip(self._mine, self._masters, strict=True))
+            self._stretches = Stretches(optimizer, self._flat_model, masters, self._place)
+        return self._stretches.read(gradient)
 
     def step_scaled(self, x: Any, gradient: Any, scale: float) -> None:
         """Step with `scale` times the learning rates."""
-        groups = [group for one in self._optimizers for group in one.param_groups]
-        rates = [group["lr"] for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * scale
-        try:
+        with scaled_rates(self._optimizers, scale):
             self.step(x, gradient)
-        finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-
-    def _groups_in_order(self, optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], range]]:
-        """Return each group with the indices of this shard's parameters in it, which follow each other."""
-        owners = {id(one): group for group in optimizer.param_groups for one in group["params"]}
-        found: list[tuple[dict[str, Any], range]] = []
-        for index, master in enumerate(self._masters):
-            group = owners[id(master)]
-            if found and found[-1][0] is group:
-                found[-1] = group, range(found[-1][1].start, index + 1)
-            else:
-                found.append((group, range(index, index + 1)))
-        return found
 
     def state(self) -> dict[str, Any]:
         """Return the torch optimizers' own states."""
@@ -174,37 +146,6 @@ class TorchCenterOptimizer:
                 masters[index] = group["params"][position]
                 masters[index].grad = None
         return [masters[index] for index in self._mine]
-
-
-_OF_STRETCHES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-
-
-def _runs(present: Any, indices: range) -> Iterator[tuple[int, int]]:
-    """Yield the first and last index of each run of parameters that are present."""
-    if present[indices.start : indices.stop].all():
-        yield indices.start, indices.stop - 1
-        return
-    for there, run in groupby(indices, lambda index: bool(present[index])):
-        if there:
-            found = list(run)
-            yield found[0], found[-1]
-
-
-def _stretch(optimizer: torch.optim.Optimizer, group: dict[str, Any], place: slice) -> Stretch:
-    adaptive = not isinstance(optimizer, torch.optim.SGD)
-    beta1, beta2 = map(float, group["betas"]) if adaptive else (float(group["momentum"]), 0.0)
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-    return Stretch(
-        place=place,
-        learning_rate=float(group["lr"]),
-        momentum=beta1,
-        adaptive=adaptive,
-        beta2=beta2,
-        epsilon=float(group.get("eps", 0.0)),
-        weight_decay=float(group["weight_decay"]),
-        decoupled=decoupled,
-        maximize=bool(group["maximize"]),
-    )
 
 
 def _as_master(state: dict[str, Any]) -> dict[str, Any]:

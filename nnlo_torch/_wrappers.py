@@ -34,8 +34,8 @@ class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
 class Steady(Wrapper):
     """Steady: the accuracy of one process with its settings, on any number of workers."""
 
-    def __init__(self, optimizer: Any, *, every: int = 1, passes: str = "progress", lag: int = 0, **options: Any) -> None:
-        self._wrap(optimizer, SteadyAlgorithm(every=every, passes=passes, lag=lag), {}, **options)
+    def __init__(self, optimizer: Any, *, every: int = 1, passes: str = "progress", lag: int = 0, synchronous: bool = False, **options: Any) -> None:
+        self._wrap(optimizer, SteadyAlgorithm(every=every, passes=passes, lag=lag, synchronous=synchronous), {}, **options)
 
 
 class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):

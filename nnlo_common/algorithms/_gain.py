@@ -16,6 +16,7 @@ A sample of the coordinates is enough, so that the products cost nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import Stateful
 
-__all__ = ["Gain", "sampled_places", "worth_having"]
+__all__ = ["Gain", "MeanGain", "MemberNorms", "sampled_places", "worth_having"]
 
 # One coordinate of so many is sampled, but at least so many coordinates.
 _EVERY, _LEAST = 100, 4096
@@ -152,3 +153,81 @@ class Gain(Stateful):
             return 1 / workers
         scale = (batches * noise + signal) / (noise / workers + signal) / workers
         return min(batches, max(1 / workers, scale))
+
+
+class MeanGain(Stateful):
+    """Running estimate of signal and noise where workers step together, from their norms and that of their mean.
+
+    Attributes:
+        steps: the number of steps so far.
+        signal: the running mean of |E g|^2.
+        noise: the running mean of the variance of one gradient.
+
+    Example:
+        >>> gain = MeanGain()
+        >>> gain.see([10.0, 10.0], 8.0)  # signal 6, noise 4
+        1.25
+    """
+
+    saved = ("steps", "signal", "noise")
+
+    def __init__(self) -> None:
+        self.steps, self.signal, self.noise = 0, 0.0, 0.0
+
+    def see(self, squares: Sequence[float], mean: float) -> float:
+        """Take in a step; return the gain.
+
+        Args:
+            squares: the squared norm of each gradient.
+            mean: that of their mean.
+        """
+        workers = len(squares)
+        single = sum(squares) / workers
+        if workers == 1:
+            return 1.0
+        noise = max(single - mean, 0.0) * workers / (workers - 1)
+        self.steps += 1
+        share = 1 / min(self.steps, _REMEMBERED)
+        self.noise += share * (noise - self.noise)
+        self.signal += share * (max(mean - noise / workers, 0.0) - self.signal)
+        both = self.noise / workers + self.signal
+        return min(float(workers), max(1.0, (self.noise + self.signal) / both)) if both > 0 else 1.0
+
+
+class MemberNorms:
+    """Squared norms of a rank's own gradient and of its group's mean, from parts as they come.
+
+    Attributes:
+        own: of this rank's gradient.
+        of_mean: of the mean.
+        metric: a factor for each sampled coordinate; None: 1.
+
+    Args:
+        places: the sampled coordinates, in order.
+    """
+
+    def __init__(self, places: npt.NDArray[np.int64]) -> None:
+        self.places = places
+        self.metric: npt.NDArray[np.float64] | None = None
+        self.own = self.of_mean = 0.0
+
+    def begin(self) -> None:
+        """Begin a gradient."""
+        self.own = 0.0
+
+    def add(self, gradient: Vector, place: slice) -> None:
+        """Take in a part of this rank's gradient."""
+        first, last = np.searchsorted(self.places, [place.start, place.stop])
+        self.own += self._square(gradient, slice(int(first), int(last)))
+
+    def take_mean(self, gradient: Vector) -> None:
+        """Take in the mean."""
+        self.of_mean = self.square(gradient)
+
+    def square(self, gradient: Vector) -> float:
+        """Return the squared norm of a gradient."""
+        return self._square(gradient, slice(0, self.places.size))
+
+    def _square(self, gradient: Vector, some: slice) -> float:
+        sample = gradient[self.places[some]].astype(np.float64)
+        return float(sample @ (sample if self.metric is None else sample * self.metric[some]))

@@ -13,18 +13,19 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
-from nnlo_common.base._state_tree import Stateful
+from nnlo_common.base._state_tree import State, Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "GradientSum", "WorkerRule", "mean_of"]
 
@@ -221,6 +222,9 @@ class CenterRule(Stateful, ABC):
     def share(self, size: int) -> None:
         """Note that the centre is a part of a vector of this size; others serve the rest."""
 
+    def in_groups(self, size: int) -> None:
+        """Note that each contribution is the mean of so many ranks' gradients."""
+
     def attend(self, workers: int) -> None:
         """Note how many workers may still contribute; called when their number changes."""
 
@@ -259,6 +263,30 @@ class CenterRule(Stateful, ABC):
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Overwrite a part of a contribution, after its commit, with the reply; by default the new centre."""
         np.copyto(vector[part], self.center[part])
+
+
+class GroupRule(Protocol):
+    """Steps all ranks of a training without servers alike, in place of the user's optimizer.
+
+    Attributes:
+        norms: measures the ranks' gradients while their mean is made.
+        progress: the samples of one process that all steps were worth.
+    """
+
+    norms: MemberNorms
+    progress: float
+
+    def step(self, x: Vector, gradient: Vector, squares: Sequence[float], weight: float) -> None:
+        """Make one step with the mean gradient."""
+
+    def gain_report(self) -> GainReport:
+        """Return how much work the ranks have done together so far."""
+
+    def state(self) -> State:
+        """Return all that the next step depends on."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
 
 
 class GradientSum(Stateful):
@@ -352,9 +380,22 @@ class Algorithm(ABC):
         """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
         return False
 
+    def group(self, size: int, optimizer: VectorOptimizer | None) -> GroupRule | None:  # noqa: ARG002 - a hook
+        """Make what steps all ranks of a training without servers; None: the user's optimizer by itself."""
+        return None
+
     def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
         """Return the coordinates of a whole gradient that every server needs; None: only those of its part."""
         return None
+
+    #: Whether `group` makes the steps of a training without servers, in place of the user's optimizer.
+    steps_groups: ClassVar[bool] = False
+
+    def optimizer_runs_at(self, servers: int) -> Literal["center", "worker", "nowhere"]:
+        """Return where the user's optimizer steps, with so many servers."""
+        if servers:
+            return self.optimizer_runs
+        return "nowhere" if self.steps_groups else "worker"
 
     def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
         """Refuse numbers of workers or servers that the options do not allow."""

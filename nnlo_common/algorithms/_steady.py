@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
-from nnlo_common.algorithms._gain import Gain, sampled_places, worth_having
+from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, sampled_places, worth_having
 from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Steady", "SteadyCenter"]
 
@@ -30,7 +31,10 @@ class SteadyCenter(DownpourCenter):
         work: batches done and progress made, in batches, while several workers contributed.
     """
 
-    saved = ("center", "clock", "optimizer", "gain", "metric", "paced", "progress", "work", "largest")
+    saved = (
+        *("center", "clock", "optimizer", "gain", "mean_gain", "metric", "paced", "progress", "work"),
+        "largest",
+    )
 
     def __init__(
         self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int
@@ -39,6 +43,7 @@ class SteadyCenter(DownpourCenter):
         self.steered, self.options, self.workers, self.batches = optimizer, options, workers, options.every
         self.places = sampled_places(center.size)
         self.work: list[float] = [0.0, 0.0]
+        self.mean_gain = MeanGain()
         self.largest = 0.0
         stretches = optimizer.stretches(center.size, None)
         self.gain = Gain(self.places.size, brake=options.brake)
@@ -57,17 +62,26 @@ class SteadyCenter(DownpourCenter):
         """Note how many workers may still contribute."""
         self.workers = max(workers, 1)
 
+    def in_groups(self, size: int) -> None:
+        """Note that each contribution is the mean of so many ranks' gradients."""
+        self.batches = self.options.every * size
+
+    def quorum(self, awaited: int) -> int:
+        """Wait for all workers if they step together."""
+        return awaited if self.options.synchronous else 1
+
     def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Step with the (only) contribution."""
-        contribution = contributions[0]
-        contribution.vector = mean_of(contributions)
-        move = self._begin(contribution)
+        """Step with the (only) contribution, or with the mean of all."""
+        move = self._begin_together(contributions) if self.options.synchronous else self._begin(contributions[0])
         if move is not None:
             move(slice(0, self.center.size))
+        for contribution in contributions[1:]:
+            self.reply(contribution.vector)
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Return what steps a part and makes the reply of it, ahead of the centre."""
-        return self._begin(contribution) if self._follows_velocity else None
+        by_parts = self._follows_velocity and not self.options.synchronous
+        return self._begin(contribution) if by_parts else None
 
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Send the place where the centre will be when the worker's next gradient arrives."""
@@ -78,7 +92,7 @@ class SteadyCenter(DownpourCenter):
         """Take the gain of a contribution; return what steps a part of the centre with it."""
         gradient = contribution.vector
         stretches = self.steered.stretches(gradient.size, gradient)
-        sample = gradient[self.places] if contribution.sample is None else contribution.sample
+        sample = self._sample_of(contribution)
         kind = self._kind(stretches)
         metric = None if kind is None else self.metric.factors(kind)
         batches = self._batches(contribution.weight)
@@ -86,15 +100,42 @@ class SteadyCenter(DownpourCenter):
         if kind is not None:
             self.metric.see(sample, kind, shorter)
         self.progress += scale / batches * contribution.weight
-        self.work[0] += batches
-        self.work[1] += scale
+        self._count(batches, scale)
         if stretches is not None:
-            pace = Pace(self.workers, scale, shorter, self.options.memory, self.gain.unease)
+            pace = Pace(self.workers, scale, shorter, self.options.remembered, self.gain.unease)
             return self.paced.begin(self.center, gradient, stretches, pace)
         if shorter < 1:
             np.multiply(gradient, np.float32(shorter), out=gradient)
         self.steered.step_scaled(self.center, gradient, scale)
         return None
+
+    def _begin_together(self, contributions: Sequence[Contribution]) -> PartWork | None:
+        """Take the gain of contributions made together; return what steps a part with their mean."""
+        stretches = self.steered.stretches(self.center.size, contributions[0].vector)
+        samples = [self._sample_of(one).astype(np.float64) for one in contributions]
+        kind = self._kind(stretches)
+        metric = None if kind is None else self.metric.factors(kind)
+        weigh = (lambda one: one) if metric is None else (lambda one: one * metric)
+        weights = np.array([one.weight for one in contributions])
+        mean = np.average(samples, axis=0, weights=weights)
+        squares = [float(one @ weigh(one)) for one in samples]
+        gain = self.mean_gain.see(squares, float(mean @ weigh(mean)))
+        gradient = mean_of(contributions)
+        if kind is not None:
+            self.metric.see(mean.astype(np.float32), kind, 1.0)
+        self.progress += gain * float(weights.mean())
+        self._count(self.batches * len(contributions), self.batches * gain)
+        if stretches is not None:
+            return self.paced.begin(self.center, gradient, stretches, self.options.together(gain))
+        self.steered.step_scaled(self.center, gradient, gain)
+        return None
+
+    def _sample_of(self, contribution: Contribution) -> Vector:
+        return contribution.vector[self.places] if contribution.sample is None else contribution.sample
+
+    def _count(self, done: float, made: float) -> None:
+        self.work[0] += done
+        self.work[1] += made
 
     def _kind(self, stretches: Sequence[Stretch] | None) -> Stretch | None:
         """Return the options of Adam, if that is what steps the centre."""
@@ -107,14 +148,88 @@ class SteadyCenter(DownpourCenter):
 
     def gain_report(self) -> GainReport:
         """Return how much work the workers have done together so far."""
-        done, made = self.work
-        return GainReport(
-            workers=self.workers,
-            batches=done,
-            progress=made,
-            worth_having=worth_having(self.gain.noise, self.gain.signal) if self.gain.pairs else None,
-            shortened=self.gain.braked,
-        )
+        found = self.mean_gain if self.options.synchronous else self.gain
+        return gain_report(found, self.workers, self.work, self.gain.braked)
+
+
+def gain_report(
+    found: Gain | MeanGain, workers: int, work: Sequence[float], shortened: float = 0.0
+) -> GainReport:
+    """Return how much work workers have done together.
+
+    Args:
+        found: the estimate.
+        workers: their number.
+        work: batches done, and progress made.
+        shortened: the share of contributions that were shortened.
+    """
+    worth = worth_having(found.noise, found.signal) if found.signal > 0 else None
+    return GainReport(
+        workers=workers, batches=work[0], progress=work[1], worth_having=worth, shortened=shortened
+    )
+
+
+class SteadyGroup(Stateful):
+    """Steps the parameters of all ranks of a training without servers, with the mean gradient times the gain.
+
+    Attributes:
+        norms: measures the ranks' gradients while their mean is made.
+        progress: the samples of one process that all steps were worth.
+
+    Args:
+        size: the number of coordinates.
+        optimizer: the user's.
+        options: the algorithm's.
+    """
+
+    saved = ("gain", "metric", "paced", "progress", "work")
+
+    def __init__(self, size: int, optimizer: Steerable, options: Steady) -> None:
+        self._optimizer, self._options = optimizer, options
+        self.norms = MemberNorms(sampled_places(size))
+        stretches = optimizer.stretches(size, None)
+        self._follows_velocity = stretches is not None
+        adaptive = any(one.adaptive for one in stretches or ())
+        self.gain, self.paced = MeanGain(), PacedOptimizer(size, stretches or ())
+        self.metric = SampledMetric(self.norms.places.size if adaptive else 0)
+        self.progress, self.work, self._ranks = 0.0, [0.0, 0.0], 1
+
+    def step(self, x: Vector, gradient: Vector, squares: Sequence[float], weight: float) -> None:
+        """Make one step; every rank makes the same.
+
+        Args:
+            x: the parameters.
+            gradient: the mean over the ranks, perhaps changed by the loop, as by clipping; its memory is used.
+            squares: the squared norm of each rank's own gradient.
+            weight: the mean number of samples behind these.
+        """
+        stretches = self._optimizer.stretches(x.size, gradient)
+        final = self.norms.square(gradient)
+        changed = final / self.norms.of_mean if self.norms.of_mean > 0 else 1.0
+        gain = self.gain.see([one * changed for one in squares], final)
+        self._ranks = len(squares)
+        self.progress += gain * weight
+        self.work[0] += self._ranks
+        self.work[1] += gain
+        if stretches is None:
+            self._optimizer.step_scaled(x, gradient, gain)
+            return
+        kind = stretches[0] if stretches and stretches[0].adaptive else None
+        if kind is not None:
+            self.metric.see(gradient[self.norms.places], kind, 1.0)
+            self.norms.metric = self.metric.factors(kind)
+        self.paced.begin(x, gradient, stretches, self._options.together(gain))(slice(0, x.size))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        super().load(state)
+        stretches = self._optimizer.stretches(self.norms.places[-1] + 1, None)
+        if stretches and stretches[0].adaptive:
+            self.norms.metric = self.metric.factors(stretches[0])
+
+    def gain_report(self) -> GainReport:
+        """Return how much work the ranks have done together so far."""
+        return gain_report(self.gain, self._ranks, self.work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +261,9 @@ class Steady(Algorithm):
         every: steps between exchanges; a contribution is the mean of their gradients.
         passes: "progress": an epoch ends when the progress of an epoch is made; "fixed": after one pass over the
             samples, for those whose time is fixed.
-        memory: a worker's own steps that the momentum remembers at least, however large the gain.
+        synchronous: commits take the mean of all workers' contributions, with the gain as published.
+        memory: a worker's own steps that the momentum remembers at least, however large the gain; None: 4, or 2
+            where workers step together.
         brake: see above; 0: none.
 
     Example:
@@ -158,17 +275,35 @@ class Steady(Algorithm):
         (array([-2.], dtype=float32), 2.0)
     """
 
+    steps_groups: ClassVar[bool] = True
+
     every: int = 1
     passes: Literal["progress", "fixed"] = "progress"
-    memory: float = 4.0
+    synchronous: bool = False
+    memory: float | None = None
     brake: float = 1.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._whole("every", least=1)
         self._one_of("passes", "progress", "fixed")
-        self._real("memory", least=0)
+        if self.memory is not None:
+            self._real("memory", least=0)
         self._real("brake", least=0)
+
+    @property
+    def remembered(self) -> float:
+        """The least that the momentum remembers, in a worker's own steps."""
+        together = 2.0 if self.synchronous else 4.0
+        return together if self.memory is None else self.memory
+
+    def together(self, gain: float) -> Pace:
+        """Return the pace of a step that all workers make together."""
+        return Pace(1, gain, memory=2.0 if self.memory is None else self.memory)
+
+    def group(self, size: int, optimizer: VectorOptimizer | None) -> SteadyGroup:
+        """Make what steps all ranks of a training without servers."""
+        return SteadyGroup(size, self._steerable(optimizer), self)
 
     @property
     def counts_progress(self) -> bool:
@@ -186,9 +321,12 @@ class Steady(Algorithm):
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half: with one worker Downpour's."""
-        inner = self._needs_optimizer(optimizer)
         if workers == 1:
-            return DownpourCenter(center, inner)
+            return DownpourCenter(center, self._needs_optimizer(optimizer))
+        return SteadyCenter(center, self._steerable(optimizer), self, workers=workers)
+
+    def _steerable(self, optimizer: VectorOptimizer | None) -> Steerable:
+        inner = self._needs_optimizer(optimizer)
         if not isinstance(inner, Steerable):
             self._refuse(f"its steps must be scaled, but {type(inner).__name__} has no step_scaled()")
-        return SteadyCenter(center, inner, self, workers=workers)
+        return inner
