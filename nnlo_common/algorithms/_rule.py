@@ -375,8 +375,7 @@ class Algorithm(ABC):
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
 
-    @property
-    def counts_progress(self) -> bool:
+    def counts_progress(self, workers: int) -> bool:  # noqa: ARG002 - a hook
         """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
         return False
 

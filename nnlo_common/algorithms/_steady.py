@@ -27,6 +27,8 @@ class SteadyCenter(DownpourCenter):
     Attributes:
         gain: the running estimate of signal and noise.
         paced: the optimizer that steps the centre; None: the user's, with scaled learning rates.
+        living: the number of workers that may still contribute.
+        workers: the number that the delay of their gradients stands for.
         batches: the number of batches whose mean a contribution is.
         work: batches done and progress made, in batches, while several workers contributed.
     """
@@ -40,7 +42,9 @@ class SteadyCenter(DownpourCenter):
         self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int
     ) -> None:
         super().__init__(center, optimizer)
-        self.steered, self.options, self.workers, self.batches = optimizer, options, workers, options.every
+        self.steered, self.options, self.batches = optimizer, options, options.every
+        self.living = self.workers = 1
+        self.attend(workers)
         self.places = sampled_places(center.size)
         self.work: list[float] = [0.0, 0.0]
         self.mean_gain = MeanGain()
@@ -59,8 +63,12 @@ class SteadyCenter(DownpourCenter):
         self.metric = SampledMetric(self.sampled if self.metric.square.size else 0)
 
     def attend(self, workers: int) -> None:
-        """Note how many workers may still contribute."""
-        self.workers = max(workers, 1)
+        """Note how many workers may still contribute.
+
+        With a lag of L each gradient is as stale as with L + 1 times as many workers, so these count.
+        """
+        self.living = max(workers, 1)
+        self.workers = self.options.stale_as(self.living)
 
     def in_groups(self, size: int) -> None:
         """Note that each contribution is the mean of so many ranks' gradients."""
@@ -149,7 +157,7 @@ class SteadyCenter(DownpourCenter):
     def gain_report(self) -> GainReport:
         """Return how much work the workers have done together so far."""
         found = self.mean_gain if self.options.synchronous else self.gain
-        return gain_report(found, self.workers, self.work, self.gain.braked)
+        return gain_report(found, self.living, self.work, self.gain.braked)
 
 
 def gain_report(
@@ -289,6 +297,8 @@ class Steady(Algorithm):
         self._one_of("passes", "progress", "fixed")
         if self.memory is not None:
             self._real("memory", least=0)
+        if self.synchronous and self.lag:
+            self._refuse(f"lag={self.lag} with synchronous=True is not possible: leave one of them out")
         self._real("brake", least=0)
 
     @property
@@ -305,14 +315,17 @@ class Steady(Algorithm):
         """Make what steps all ranks of a training without servers."""
         return SteadyGroup(size, self._steerable(optimizer), self)
 
-    @property
-    def counts_progress(self) -> bool:
+    def stale_as(self, workers: int) -> int:
+        """Return the number of workers without a lag whose gradients are as stale."""
+        return workers * (self.lag + 1)
+
+    def counts_progress(self, workers: int) -> bool:
         """Whether an epoch ends when the progress of one epoch is made."""
-        return self.passes == "progress"
+        return self.passes == "progress" and self.stale_as(workers) > 1
 
     def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
         """Return the coordinates that the gain is measured with."""
-        return sampled_places(size) if workers > 1 else None
+        return sampled_places(size) if self.stale_as(workers) > 1 else None
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""
@@ -321,7 +334,7 @@ class Steady(Algorithm):
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half: with one worker Downpour's."""
-        if workers == 1:
+        if self.stale_as(workers) == 1:
             return DownpourCenter(center, self._needs_optimizer(optimizer))
         return SteadyCenter(center, self._steerable(optimizer), self, workers=workers)
 

@@ -173,8 +173,8 @@ class Session:
     @property
     def counts_progress(self) -> bool:
         """Whether an epoch ends when the progress of one epoch is made, not after a pass over the samples."""
-        alone = self.member.workers * (1 if self.member.servers else self.member.group_size) == 1
-        return self.algorithm.counts_progress and not alone
+        member = self.member
+        return self.algorithm.counts_progress(member.workers if member.servers else member.group_size)
 
     @property
     def progress(self) -> tuple[int, int]:
