@@ -40,8 +40,8 @@ from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Pace", "PacedOptimizer", "SampledMetric", "momentum_at"]
 
-# Values in a block; five operands of a block stay in a second-level cache.
-_BLOCK = 1 << 16
+# Values in a block: with six operands of four bytes as much as a large second-level cache holds.
+_BLOCK = 1 << 17
 
 
 class Pace(NamedTuple):
@@ -95,7 +95,7 @@ class PacedOptimizer(Stateful):
 
     Attributes:
         velocity: m, of all stretches.
-        square: Adam's v; empty for SGD.
+        square: Adam's v / (1 - beta2); empty for SGD.
         steps: commits so far.
         bias: the product of all nu so far, for Adam's correction.
 
@@ -165,9 +165,11 @@ class PacedOptimizer(Stateful):
         lead = momentum * workers if workers > 1 else 0.0
         if one.adaptive:
             bias = self.bias * forget
-            correction = math.sqrt(1 - one.beta2**self.steps)
+            # v is Adam's divided by 1 - beta2, which saves a pass over the vector.
+            correction = math.sqrt((1 - one.beta2**self.steps) / (1 - one.beta2))
             step = rate * scale * correction / (1 - bias)
-            epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
+            outside = 1 / math.sqrt(1 - one.beta2)
+            epsilon = one.epsilon * (outside if one.epsilon_outside else correction)
             return _Factors(one, forget, pace.shorter, decay, keep, step, step * lead, epsilon), bias
         weight = scale * (1 - momentum) / (1 - one.momentum) / workers if one.momentum else scale
         numbers = (forget, pace.shorter * weight, decay * weight, keep, rate, rate * lead, 0.0)
@@ -201,8 +203,7 @@ class PacedOptimizer(Stateful):
         if one.adaptive:
             v = self.square[place]
             np.multiply(v, one.beta2, out=v)
-            np.multiply(np.multiply(g, 1 - one.beta2, out=first), g, out=first)
-            np.add(v, first, out=v)
+            np.add(v, np.multiply(g, g, out=first), out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
         if factors.keep != 1.0:
