@@ -14,7 +14,7 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NoReturn, Protocol
 
 import numpy as np
@@ -28,6 +28,10 @@ from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State, Stateful
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "GradientSum", "WorkerRule", "mean_of"]
+
+
+# More workers than anybody has.
+_COUNTLESS = 100_000
 
 
 class Ask(enum.IntEnum):
@@ -101,6 +105,24 @@ class GainReport:
     def gain(self) -> float:
         """The number of workers whose work they have done."""
         return self.workers * self.progress / self.batches if self.batches else 1.0
+
+    def since(self, before: GainReport | None) -> GainReport:
+        """Return the work since an earlier report."""
+        if before is None:
+            return self
+        return replace(self, batches=self.batches - before.batches, progress=self.progress - before.progress)
+
+    def __str__(self) -> str:
+        """Say it in a sentence.
+
+        Example:
+            >>> print(GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02))
+            8 workers did the work of 5.1; with these settings more than 20 are not worth having
+        """
+        text = f"{self.workers} workers did the work of {self.gain:.1f}"
+        if self.worth_having is None or self.worth_having > _COUNTLESS:
+            return text
+        return f"{text}; with these settings more than {self.worth_having:.0f} are not worth having"
 
 
 class WorkerRule(Stateful, ABC):

@@ -352,7 +352,13 @@ class GroupTrainer:
 
     def report(self) -> TrainingReport:
         """Return the steps made."""
-        return TrainingReport(steps=self._steps, samples=self._samples)
+        rule = self._rule
+        return TrainingReport(
+            steps=self._steps,
+            samples=self._samples,
+            gain=None if rule is None else rule.gain_report(),
+            progress=None if rule is None else rule.progress,
+        )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave."""

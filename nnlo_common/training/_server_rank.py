@@ -279,6 +279,8 @@ class ServerRank:
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
             noise_scale=noise.value if noise is not None and noise.count else None,
+            gain=(gain := self._server.rule.gain_report()),
+            progress=None if gain is None else self._server.rule.progress,
             lost=tuple(self._losses),
         )
 
