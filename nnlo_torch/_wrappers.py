@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,8 +34,21 @@ class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
 class Steady(Wrapper):
     """Steady: the accuracy of one process with its settings, on any number of workers."""
 
-    def __init__(self, optimizer: Any, *, every: int = 1, passes: str = "progress", lag: int = 0, synchronous: bool = False, **options: Any) -> None:
-        self._wrap(optimizer, SteadyAlgorithm(every=every, passes=passes, lag=lag, synchronous=synchronous), {}, **options)
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        every: int = 1,
+        passes: Literal["progress", "fixed"] = "progress",
+        synchronous: bool = False,
+        memory: float | None = None,
+        brake: float = 1.5,
+        lag: int = 0,
+        **options: Any,
+    ) -> None:
+        own: dict[str, Any] = {"every": every, "passes": passes, "synchronous": synchronous}
+        own |= {"memory": memory, "brake": brake, "lag": lag}
+        self._wrap(optimizer, SteadyAlgorithm(**own), own, **options)
 
 
 class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):

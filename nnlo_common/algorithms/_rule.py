@@ -248,7 +248,7 @@ class CenterRule(Stateful, ABC):
         """Note that each contribution is the mean of so many ranks' gradients."""
 
     def attend(self, workers: int) -> None:
-        """Note how many workers may still contribute; called when their number changes."""
+        """Note how many workers live; called when one has died."""
 
     def gain_report(self) -> GainReport | None:
         """Return how much work the workers have done together, if the rule measures it."""

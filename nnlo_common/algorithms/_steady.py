@@ -21,13 +21,19 @@ from nnlo_common.base._state_tree import Stateful
 __all__ = ["Steady", "SteadyCenter"]
 
 
+class TogetherWorker(AGNWorker):
+    """Push the mean of the gradients since the last fetch; begin each epoch where the last one has ended."""
+
+    refreshes: ClassVar[bool] = True
+
+
 class SteadyCenter(DownpourCenter):
     """c moves at the pace of W workers, each contribution scaled by the gain; replies look ahead.
 
     Attributes:
         gain: the running estimate of signal and noise.
         paced: the optimizer that steps the centre; None: the user's, with scaled learning rates.
-        living: the number of workers that may still contribute.
+        living: the number of workers that live.
         workers: the number that the delay of their gradients stands for.
         batches: the number of batches whose mean a contribution is.
         work: batches done and progress made, in batches, while several workers contributed.
@@ -63,7 +69,7 @@ class SteadyCenter(DownpourCenter):
         self.metric = SampledMetric(self.sampled if self.metric.square.size else 0)
 
     def attend(self, workers: int) -> None:
-        """Note how many workers may still contribute.
+        """Note how many workers live.
 
         With a lag of L each gradient is as stale as with L + 1 times as many workers, so these count.
         """
@@ -329,8 +335,8 @@ class Steady(Algorithm):
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""
-        n = self.every
-        return AGNWorker(size, n_push=n, n_fetch=n, first_push=n - 1, pipeline=self.lag)
+        n, kind = self.every, TogetherWorker if self.synchronous else AGNWorker
+        return kind(size, n_push=n, n_fetch=n, first_push=n - 1, pipeline=self.lag)
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half: with one worker Downpour's."""

@@ -356,7 +356,8 @@ class Server:
     def _depart(self, rank: int, standing: Standing) -> None:
         self.awaited -= self.peers[rank].standing in AWAITED
         self.peers[rank].standing = standing
-        self.rule.attend(self.awaited)
+        # Only deaths: at the end of a training it depends on timing who has left already.
+        self.rule.attend(sum(peer.standing is not Standing.LOST for peer in self.peers.values()))
 
     # -- requests that may now be ready ---------------------------------------------------------------
 
