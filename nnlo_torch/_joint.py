@@ -28,6 +28,7 @@ _ONE_ONLY = {
     "GEM": "its momentum moves all parameters in each step",
     "EAMSGD": "its momentum moves all parameters in each step",
     "AGN": "its mean gradient would count the steps of the other optimizer",
+    "Steady": "its gain compares neighbouring gradients of one loss, and counts each sample once",
 }
 
 

@@ -8,6 +8,7 @@ import torch
 
 from nnlo_common.plugin import mixins
 from nnlo_common import Steady as SteadyAlgorithm
+from nnlo_torch._stretches import refuse_options
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
@@ -48,6 +49,7 @@ class Steady(Wrapper):
     ) -> None:
         own: dict[str, Any] = {"every": every, "passes": passes, "synchronous": synchronous}
         own |= {"memory": memory, "brake": brake, "lag": lag}
+        refuse_options(optimizer, "Steady")
         self._wrap(optimizer, SteadyAlgorithm(**own), own, **options)
 
 

@@ -34,6 +34,7 @@ class SteadyCenter(DownpourCenter):
         gain: the running estimate of signal and noise.
         paced: the optimizer that steps the centre; None: the user's, with scaled learning rates.
         living: the number of workers that live.
+        members: the number of ranks of each.
         workers: the number that the delay of their gradients stands for.
         batches: the number of batches whose mean a contribution is.
         work: batches done and progress made, in batches, while several workers contributed.
@@ -49,7 +50,7 @@ class SteadyCenter(DownpourCenter):
     ) -> None:
         super().__init__(center, optimizer)
         self.steered, self.options, self.batches = optimizer, options, options.every
-        self.living = self.workers = 1
+        self.living = self.workers = self.members = 1
         self.attend(workers)
         self.places = sampled_places(center.size)
         self.work: list[float] = [0.0, 0.0]
@@ -78,7 +79,7 @@ class SteadyCenter(DownpourCenter):
 
     def in_groups(self, size: int) -> None:
         """Note that each contribution is the mean of so many ranks' gradients."""
-        self.batches = self.options.every * size
+        self.members, self.batches = size, self.options.every * size
 
     def quorum(self, awaited: int) -> int:
         """Wait for all workers if they step together."""
@@ -163,7 +164,7 @@ class SteadyCenter(DownpourCenter):
     def gain_report(self) -> GainReport:
         """Return how much work the workers have done together so far."""
         found = self.mean_gain if self.options.synchronous else self.gain
-        return gain_report(found, self.living, self.work, self.gain.braked)
+        return gain_report(found, self.living * self.members, self.work, self.gain.braked)
 
 
 def gain_report(
