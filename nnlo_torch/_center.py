@@ -90,6 +90,17 @@ class TorchCenterOptimizer:
         with scaled_rates(self._optimizers, scale):
             self.step(x, gradient)
 
+    def keep_in(self, velocity: Any, square: Any) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        self.stretches(velocity.size, None)
+        assert self._stretches is not None  # made just now
+        return self._stretches.keep_in(velocity, square)
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        if self._stretches is not None:
+            self._stretches.count(steps)
+
     def state(self) -> dict[str, Any]:
         """Return the torch optimizers' own states."""
         first, *others = [one.state_dict() for one in self._optimizers]

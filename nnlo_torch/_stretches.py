@@ -16,14 +16,19 @@ from nnlo_torch._flat_model import FlatModel
 
 __all__ = ["GroupOptimizer", "Stretches", "refuse_options", "scaled_rates"]
 
-_OF_STRETCHES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+#: What their states are called: the momentum, and Adam's mean square.
+_SLOTS: dict[type, tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+}
 #: Options that a step at the pace of several workers does not have.
 _REFUSED = ("amsgrad", "dampening")
 
 
 def refuse_options(optimizer: torch.optim.Optimizer, wrapper: str) -> None:
     """Refuse options of SGD, Adam and AdamW that the wrapper's steps do not have."""
-    if type(optimizer) not in _OF_STRETCHES:
+    if type(optimizer) not in _SLOTS:
         return
     for group in optimizer.param_groups:
         for name in _REFUSED:
@@ -73,6 +78,8 @@ class Stretches:
         self._all = np.ones(len(mine), bool)
         self._tensors = [tensors[index] for index in mine]
         self._runs: list[tuple[dict[str, Any], range]] | None = None
+        self._kept: torch.Tensor | None = None  # the last of the views that the optimizer's state consists of
+        self._steps = 0
 
     def read(self, gradient: Any) -> list[Stretch] | None:
         """Return the options as they are now; None: of an optimizer without stretches.
@@ -80,7 +87,7 @@ class Stretches:
         Args:
             gradient: leave out parameters that have no gradient in it; None: all of them.
         """
-        if type(self._optimizer) not in _OF_STRETCHES:
+        if type(self._optimizer) not in _SLOTS:
             return None
         present = self._all if gradient is None else gradient[self._marks] != 0
         if self._runs is None:
@@ -91,6 +98,39 @@ class Stretches:
                 place = slice(self._segments[first].start, self._segments[last].stop)
                 found.append(_stretch(self._optimizer, group, place))
         return found
+
+    def keep_in(self, velocity: Any, square: Any) -> int:
+        """Let the optimizer's state lie in these vectors, with what it holds now; return its steps so far."""
+        state, names = self._optimizer.state, _SLOTS[type(self._optimizer)]
+        last = state.get(self._tensors[-1], {}).get(names[0])
+        if last is not None and last is self._kept:
+            return self._steps
+        self._steps = max((int(float(one["step"])) for one in state.values() if "step" in one), default=0)
+        for tensor, segment in zip(self._tensors, self._segments, strict=True):
+            own = state[tensor]
+            for name, vector in zip(names, (velocity, square), strict=False):
+                view = torch.from_numpy(vector[segment]).view(tensor.shape)
+                before = own.get(name)
+                view.zero_() if before is None else view.copy_(before)
+                own[name] = view
+            if len(names) > 1:
+                own["step"] = torch.tensor(float(self._steps))
+        if self._kept is None:
+            self._optimizer.register_state_dict_pre_hook(self._tell_steps)
+        self._kept = state[self._tensors[-1]][names[0]]
+        self.count(self._steps)
+        return self._steps
+
+    def count(self, steps: int) -> None:
+        """Set the number of steps that the optimizer has made; it costs time only where somebody looks."""
+        self._steps = steps
+
+    def _tell_steps(self, *_: Any) -> None:
+        """Write the number of steps into the optimizer's state, before somebody saves it."""
+        for tensor in self._tensors:
+            own = self._optimizer.state.get(tensor, {})
+            if "step" in own:
+                own["step"].fill_(float(self._steps))
 
     def _groups_in_order(self) -> list[tuple[dict[str, Any], range]]:
         """Return each group with the indices of its parameters, which follow each other."""
@@ -131,6 +171,14 @@ class GroupOptimizer:
     def stretches(self, size: int, gradient: Any) -> list[Stretch] | None:  # noqa: ARG002 - the layout knows
         """Return the options of SGD, Adam or AdamW; None: it is another one."""
         return self._stretches.read(gradient)
+
+    def keep_in(self, velocity: Any, square: Any) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        return self._stretches.keep_in(velocity, square)
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        self._stretches.count(steps)
 
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - the model holds both
         """Step the model with the gradients that it has."""

@@ -61,6 +61,8 @@ class SGD(Optimizer):
         [-0.33]
     """
 
+    _kept = ("buffer",)
+
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -279,7 +281,7 @@ class Adam(Optimizer):
     beta2: float = 0.999
     epsilon: float = 1e-8
     epsilon_form: EpsilonForm = "torch"
-    _names = ("average", "square_average")
+    _names = _kept = ("average", "square_average")
 
     def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:  # noqa: ARG002 - all has one
         """Return its options, for the whole vector."""

@@ -27,13 +27,13 @@ m means the same for any W, so workers may come and go.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.algorithms._vector_optimizer import Stretch
+from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch
 from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._state_tree import Stateful
@@ -95,34 +95,51 @@ class PacedOptimizer(Stateful):
 
     Attributes:
         velocity: m, of all stretches.
-        square: Adam's v / (1 - beta2); empty for SGD.
+        square: Adam's v; empty for SGD.
         steps: commits so far.
         bias: the product of all nu so far, for Adam's correction.
 
+    Both vectors are the user's optimizer's own state: it is told to keep that in them, saves it, and steps with it
+    where one worker is left.
+
     Args:
         size: the number of coordinates.
-        stretches: the options of the user's optimizer, as they are at the start.
+        optimizer: the user's.
+        plain: one worker steps it as it is.
     """
 
-    saved = ("velocity", "square", "steps", "bias")
+    saved = ("steps", "bias")
 
-    def __init__(self, size: int, stretches: Sequence[Stretch]) -> None:
+    def __init__(self, size: int, optimizer: Steerable, *, plain: bool = False) -> None:
+        stretches = () if plain else optimizer.stretches(size, None) or ()
         adam = any(one.adaptive for one in stretches)
         heavy = adam or any(one.momentum for one in stretches)
         self.velocity: Vector = zeroed(4 * size if heavy else 0).view(np.float32)
         self.square: Vector = zeroed(4 * size if adam else 0).view(np.float32)
-        self.steps, self.bias = 0, 1.0
+        self.steps, self.bias, self._optimizer = 0, 1.0, optimizer
+        self._bind()
         self._work = np.empty((2, min(size, _BLOCK)), np.float32)
         self._factors: list[tuple[slice, _Factors | None]] = [(slice(0, size), None)]
 
-    @property
-    def vectors(self) -> int:
-        """The number of vectors that it holds."""
-        return (self.velocity.size > 0) + (self.square.size > 0)
+    def _bind(self) -> None:
+        """Let the optimizer keep its state here; go on from the steps that it has made elsewhere."""
+        if not self.velocity.size:
+            return
+        steps = self._optimizer.keep_in(self.velocity, self.square)
+        if steps > self.steps:  # of one process
+            (one, *_) = self._optimizer.stretches(self.velocity.size, None) or ()
+            self.steps, self.bias = steps, one.momentum**steps
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; the optimizer has loaded its own."""
+        super().load(state)
+        self._bind()
 
     def begin(self, x: Vector, gradient: Vector, stretches: Sequence[Stretch], pace: Pace) -> PartWork:
         """Begin a commit; return what moves a part of `x` and makes that part of `gradient` the reply."""
+        self._bind()
         self.steps += 1
+        self._optimizer.count(self.steps)
         self._factors = list(self._covering(x.size, stretches, pace))
 
         def move(part: slice) -> None:
@@ -165,11 +182,9 @@ class PacedOptimizer(Stateful):
         lead = momentum * workers if workers > 1 else 0.0
         if one.adaptive:
             bias = self.bias * forget
-            # v is Adam's divided by 1 - beta2, which saves a pass over the vector.
-            correction = math.sqrt((1 - one.beta2**self.steps) / (1 - one.beta2))
+            correction = math.sqrt(1 - one.beta2**self.steps)
             step = rate * scale * correction / (1 - bias)
-            outside = 1 / math.sqrt(1 - one.beta2)
-            epsilon = one.epsilon * (outside if one.epsilon_outside else correction)
+            epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
             return _Factors(one, forget, pace.shorter, decay, keep, step, step * lead, epsilon), bias
         weight = scale * (1 - momentum) / (1 - one.momentum) / workers if one.momentum else scale
         numbers = (forget, pace.shorter * weight, decay * weight, keep, rate, rate * lead, 0.0)
@@ -203,7 +218,8 @@ class PacedOptimizer(Stateful):
         if one.adaptive:
             v = self.square[place]
             np.multiply(v, one.beta2, out=v)
-            np.add(v, np.multiply(g, g, out=first), out=v)
+            np.multiply(np.multiply(g, 1 - one.beta2, out=first), g, out=first)
+            np.add(v, first, out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
         if factors.keep != 1.0:

@@ -32,7 +32,8 @@ class SteadyCenter(DownpourCenter):
 
     Attributes:
         gain: the running estimate of signal and noise.
-        paced: the optimizer that steps the centre; None: the user's, with scaled learning rates.
+        plain: there is one worker: the user's optimizer steps as it is.
+        paced: what steps the centre if there are several and that is SGD, Adam or AdamW.
         living: the number of workers that live.
         members: the number of ranks of each.
         workers: the number that the delay of their gradients stands for.
@@ -59,12 +60,15 @@ class SteadyCenter(DownpourCenter):
         stretches = optimizer.stretches(center.size, None)
         self.gain = Gain(self.places.size, brake=options.brake)
         self._follows_velocity = stretches is not None
-        self.paced = PacedOptimizer(center.size, stretches or ())
+        self.plain = options.stale_as(workers) == 1
+        self.paced = PacedOptimizer(center.size, optimizer, plain=self.plain)
         adaptive = any(one.adaptive for one in stretches or ())
         self.metric = SampledMetric(self.places.size if adaptive else 0)
 
     def share(self, size: int) -> None:
         """Take the sampled coordinates of the whole gradient, which workers send, for one gain of all parts."""
+        if self.plain:
+            return
         self.sampled = sampled_places(size).size
         self.gain = Gain(self.sampled, brake=self.options.brake)
         self.metric = SampledMetric(self.sampled if self.metric.square.size else 0)
@@ -87,6 +91,10 @@ class SteadyCenter(DownpourCenter):
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Step with the (only) contribution, or with the mean of all."""
+        if self.plain:
+            super().apply(contributions)
+            self.progress += contributions[0].weight
+            return
         move = self._begin_together(contributions) if self.options.synchronous else self._begin(contributions[0])
         if move is not None:
             move(slice(0, self.center.size))
@@ -95,11 +103,18 @@ class SteadyCenter(DownpourCenter):
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Return what steps a part and makes the reply of it, ahead of the centre."""
+        if self.plain:
+            move = super().apply_by_parts(contribution)
+            self.progress += contribution.weight if move is not None else 0.0
+            return move
         by_parts = self._follows_velocity and not self.options.synchronous
         return self._begin(contribution) if by_parts else None
 
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Send the place where the centre will be when the worker's next gradient arrives."""
+        if self.plain:
+            super().reply(vector, part)
+            return
         whole = slice(*part.indices(self.center.size)[:2])
         self.paced.look_ahead(self.center, vector, whole)
 
@@ -161,8 +176,10 @@ class SteadyCenter(DownpourCenter):
         self.largest = max(self.largest, weight)
         return max(1.0, self.batches * weight / self.largest)
 
-    def gain_report(self) -> GainReport:
-        """Return how much work the workers have done together so far."""
+    def gain_report(self) -> GainReport | None:
+        """Return how much work the workers have done together so far; None: there is one."""
+        if self.plain:
+            return None
         found = self.mean_gain if self.options.synchronous else self.gain
         return gain_report(found, self.living * self.members, self.work, self.gain.braked)
 
@@ -205,7 +222,7 @@ class SteadyGroup(Stateful):
         stretches = optimizer.stretches(size, None)
         self._follows_velocity = stretches is not None
         adaptive = any(one.adaptive for one in stretches or ())
-        self.gain, self.paced = MeanGain(), PacedOptimizer(size, stretches or ())
+        self.gain, self.paced = MeanGain(), PacedOptimizer(size, optimizer)
         self.metric = SampledMetric(self.norms.places.size if adaptive else 0)
         self.progress, self.work, self._ranks = 0.0, [0.0, 0.0], 1
 
@@ -341,8 +358,6 @@ class Steady(Algorithm):
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half: with one worker Downpour's."""
-        if self.stale_as(workers) == 1:
-            return DownpourCenter(center, self._needs_optimizer(optimizer))
         return SteadyCenter(center, self._steerable(optimizer), self, workers=workers)
 
     def _steerable(self, optimizer: VectorOptimizer | None) -> Steerable:

@@ -110,6 +110,15 @@ class Steerable(VectorOptimizer, Protocol):
     def step_scaled(self, x: Vector, gradient: Vector, scale: float) -> None:
         """Step with `scale` times the learning rates."""
 
+    def keep_in(self, velocity: Vector, square: Vector) -> int:
+        """Keep the momentum and Adam's mean square in these vectors from now on; return the steps made so far.
+
+        Cheap where they lie there already; copies what it has elsewhere, e.g. after it has loaded a state.
+        """
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+
 
 @runtime_checkable
 class Configurable(Protocol):
@@ -214,6 +223,23 @@ class Optimizer:
             self.step(x, gradient)
         finally:
             self.learning_rate = rate
+
+    #: The slots that hold the momentum and Adam's mean square.
+    _kept: ClassVar[tuple[str, ...]] = ()
+
+    def keep_in(self, velocity: Vector, square: Vector) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        for name, vector in zip(self._kept, (velocity, square), strict=False):
+            if self._slots.get(name) is not vector and vector.size:
+                before = self._slots.get(name)
+                self._prepare(vector.size)
+                np.copyto(vector, 0.0 if before is None else before)
+                self._slots[name] = vector
+        return self._steps
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        self._steps = steps
 
     def state(self) -> dict[str, Any]:
         """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""
