@@ -245,7 +245,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         left, self._left = self._left, None
         if left is not None:
             leased.resume(left)
-        for number in training.passes(epoch, lambda: self.size, self._again):
+        for number in training.passes(epoch, lambda: self.size, self._again, shared=True):
             while not training.stopped and not training.made(self.size) and leased.more(number):
                 yield leased.take(number)
             self._again += 1

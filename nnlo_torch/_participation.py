@@ -102,7 +102,9 @@ class Participation:
         """Whether an epoch ends when the progress of one epoch is made; see `Steady`."""
         return self._team is not None and self._team.counts_progress
 
-    def passes(self, epoch: int, size: Callable[[], float], begin: int = 0) -> Iterator[int]:
+    def passes(
+        self, epoch: int, size: Callable[[], float], begin: int = 0, *, shared: bool = False
+    ) -> Iterator[int]:
         """Number the passes over the samples that an epoch takes: one, or as many as its progress asks for.
 
         Samplers deal a pass for each number, in an order of its own, and end it early once `made`.
@@ -111,6 +113,7 @@ class Participation:
             epoch: the number of the epoch.
             size: returns the number of samples in a pass, once one has ended.
             begin: passes of this epoch made before, on resuming.
+            shared: workers lease from each pass, so that others may have taken all of one.
         """
         if not self.counts_progress:
             yield epoch
@@ -118,7 +121,8 @@ class Participation:
         for again in count(begin):
             seen = self._samples
             yield epoch * MOST_PASSES + again
-            dealt = self._samples > seen  # else there is nothing for this worker
+            # Otherwise there is nothing for this worker in any pass.
+            dealt = self._samples > seen or (shared and size() > 0)
             if self.stopped or self.made(size()) or not dealt:
                 return
 

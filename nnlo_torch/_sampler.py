@@ -204,7 +204,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _leased(self, training: Participation) -> Iterator[Any]:
         lease = self._resumed(training)
-        for number in training.passes(self.epoch, lambda: self._size, self._again):
+        for number in training.passes(self.epoch, lambda: self._size, self._again, shared=True):
             yield from self._leased_in(training, number, lease)
             lease, self._again = None, self._again + 1
 

@@ -217,3 +217,75 @@ def test_two_optimizers_are_refused_by_name():
 
     with MemoryCluster(2) as cluster:
         cluster.run(program, timeout_s=60)
+
+
+def interrupted(folder, world, *, stop_at=None, epochs=3, name="adam", **options):
+    """Train with checkpoints; the first worker fails before its batch `stop_at`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    model, data = model_of(), Numbered()
+    optimizer = nt.Steady(plain(model, name), world=world, **options)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=BATCH, sampler=nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
+    )
+    checkpoint = nt.Checkpoint(folder, optimizer, batches=3)
+    used, done = Counter(), 0
+    for _ in checkpoint.epochs(epochs):
+        for x, y, index in checkpoint.batches(loader):
+            done += 1
+            if stop_at is not None and done >= stop_at and optimizer.share[0] == 0:
+                if list(folder.glob("checkpoint-*/manifest.json")):
+                    raise KeyboardInterrupt
+            used.update(index.tolist())
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+        optimizer.mean({}, 0)
+    report = optimizer.report()
+    optimizer.close()
+    state = optimizer.optimizer.state_dict()["state"] if optimizer.serves else {}
+    return model.weight.detach().clone(), used, report, state
+
+
+def killed_and_resumed(folder, size, *, after=None, **options):
+    with pytest.raises(KeyboardInterrupt), MemoryCluster(size) as cluster:
+        cluster.run(lambda world: interrupted(folder, world, stop_at=14, **options), timeout_s=60)
+    with MemoryCluster(after or size) as cluster:
+        return cluster.run(lambda world: interrupted(folder, world, **options), timeout_s=60)
+
+
+def straight(folder, size, **options):
+    with MemoryCluster(size) as cluster:
+        return cluster.run(lambda world: interrupted(folder, world, **options), timeout_s=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize(("size", "options"), [(2, {}), (3, {"servers": 0})], ids=["one worker", "servers=0"])
+def test_killed_within_an_epoch_it_resumes_with_the_same_bits(tmp_path, size, options, name):
+    again = killed_and_resumed(tmp_path / "run", size, name=name, **options)
+    whole = straight(tmp_path / "straight", size, name=name, **options)
+    for one, other in zip(again, whole, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"synchronous": True}], ids=str)
+def test_several_workers_killed_within_an_epoch_go_on_from_its_progress(tmp_path, options):
+    results = killed_and_resumed(tmp_path / "run", 4, **options)
+    progress = results[0][2].progress
+    assert EPOCHS * (SIZE - 1) <= progress <= EPOCHS * (SIZE + 4 * BATCH)
+    # What the first run had used until its checkpoint is not used again in that pass.
+    used = sum((one[1] for one in results), Counter())
+    assert sum(used.values()) < 4 * EPOCHS * SIZE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [2, 3, 5])
+def test_another_number_of_workers_resumes_with_the_momentum(tmp_path, after):
+    results = killed_and_resumed(tmp_path / "run", 4, after=after)
+    assert after == 2 or EPOCHS * (SIZE - 1) <= results[0][2].progress  # one worker needs no count
+    state = results[0][3]
+    assert set(state[0]) == {"step", "exp_avg", "exp_avg_sq"}
+    assert float(state[0]["step"]) > EPOCHS * SIZE / BATCH
+    assert float(state[0]["exp_avg_sq"].abs().max()) > 0
