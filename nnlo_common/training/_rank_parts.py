@@ -86,6 +86,10 @@ class RankPart(Protocol):
     def stopped(self) -> bool:
         """Whether training ends now."""
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers as last heard, and of this epoch; (0, 0) where nobody counts it."""
+
     def stop(self) -> None:
         """End the training; only the rank that holds the centre decides it."""
 
@@ -134,7 +138,7 @@ class Alone:
     def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
         self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
         self._steps = 0
-        self.stopped = False
+        self.stopped, self.progress = False, (0, 0)
 
     def start(self) -> None:
         """Do nothing: there is no other rank."""

@@ -199,6 +199,12 @@ class ServerRank:
         return True
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers, and that since the first worker has ended its last epoch."""
+        made, server = self._server.rule.progress, self._server
+        return int(made), int(made - server.progress_at[-1])
+
+    @property
     def pauses(self) -> int:
         """The number of pauses this server has seen."""
         return self._pauses
