@@ -81,7 +81,9 @@ def train(chosen):
             start = time.perf_counter()
             if steps < warm:
                 for group in inner.param_groups:
-                    group["lr"] = group["initial_lr"] / chosen.factor * (1 + (chosen.factor - 1) * steps / warm)
+                    group["lr"] = (
+                        group["initial_lr"] / chosen.factor * (1 + (chosen.factor - 1) * steps / warm)
+                    )
             optimizer.zero_grad()
             loss_of(wrapped(x), y).backward()
             if slow > 1:
@@ -95,7 +97,11 @@ def train(chosen):
         optimizer.close()
     else:
         seconds = time.perf_counter() - began
-        tell(chosen, time.perf_counter() - seconds, accuracy(model, rows.x_test, rows.y_test) if rank == 0 else None)
+        tell(
+            chosen,
+            time.perf_counter() - seconds,
+            accuracy(model, rows.x_test, rows.y_test) if rank == 0 else None,
+        )
 
 
 def tell(chosen, began, right):
@@ -107,7 +113,12 @@ def tell(chosen, began, right):
 def started(chosen, kind, problem, factor, warm, seed):
     """Run one training; return what it told."""
     own = [str(HERE), "--run", kind, "--problems", problem, "--factor", str(factor), "--seed", str(seed)]
-    own += ["--slow", str(chosen.slow), *(["--data", chosen.data] if chosen.data else []), *(["--warm"] if warm else [])]
+    own += [
+        "--slow",
+        str(chosen.slow),
+        *(["--data", chosen.data] if chosen.data else []),
+        *(["--warm"] if warm else []),
+    ]
     if chosen.samples:
         own += ["--samples", str(chosen.samples)]
     mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "--oversubscribe", "-n", str(RANKS[kind])]
@@ -129,7 +140,9 @@ def compare(chosen, problem):
     target = statistics.mean(one["accuracy"] for one in plain) - chosen.margin
     alone = statistics.median(one["seconds"] for one in plain)
     print(f"target {target:.2f} %; one process takes {alone:.1f} s\n", flush=True)
-    print("| trained by | runs: factor of the rate, accuracy % | seconds to the target, all runs | to one process |")
+    print(
+        "| trained by | runs: factor of the rate, accuracy % | seconds to the target, all runs | to one process |"
+    )
     print("|---|---|---|---|", flush=True)
     for name, attempts in competitors.items():
         totals, shown, reached = [0.0] * chosen.rounds, [], False
@@ -144,7 +157,10 @@ def compare(chosen, problem):
                 break
         middle = statistics.median(totals)
         spread = f"{middle:.1f} [{min(totals):.1f}, {max(totals):.1f}]"
-        print(f"| {name} | {'; '.join(shown)} | {spread if reached else 'not reached'} | {alone / middle:.2f} |", flush=True)
+        print(
+            f"| {name} | {'; '.join(shown)} | {spread if reached else 'not reached'} | {alone / middle:.2f} |",
+            flush=True,
+        )
     print(f"\nload {os.getloadavg()[0]:.2f} after")
 
 
@@ -152,8 +168,12 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--problems", nargs="+", default=["cnn", "jets"], choices=PROBLEMS)
     options.add_argument("--rounds", type=int, default=3, help="seeds of each run")
-    options.add_argument("--slow", type=float, default=1.0, help="how many times as long one worker's batches take")
-    options.add_argument("--margin", type=float, default=0.5, help="points below one process that count as reached")
+    options.add_argument(
+        "--slow", type=float, default=1.0, help="how many times as long one worker's batches take"
+    )
+    options.add_argument(
+        "--margin", type=float, default=0.5, help="points below one process that count as reached"
+    )
     options.add_argument("--data", help="folder of Fashion-MNIST")
     options.add_argument("--samples", type=int, help="of the problem; as many steps are made")
     options.add_argument("--run", choices=RANKS, help=argparse.SUPPRESS)

@@ -34,6 +34,7 @@ from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
+    MOST_PASSES,
     BatchOptions,
     FileBatches,
     Files,
@@ -41,7 +42,6 @@ from nnlo_common.data import (
     Lease,
     LeasedBatches,
     Reading,
-    MOST_PASSES,
     epoch_order,
     portion,
     share,

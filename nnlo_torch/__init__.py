@@ -29,7 +29,18 @@ from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
-from nnlo_torch._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Steady, Synchronous
+from nnlo_torch._wrappers import (
+    AGN,
+    EAMSGD,
+    EASGD,
+    GEM,
+    DiLoCo,
+    Downpour,
+    DynSGD,
+    LocalSGD,
+    Steady,
+    Synchronous,
+)
 
 __all__ = [
     "AGN",

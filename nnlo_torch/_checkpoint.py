@@ -267,7 +267,11 @@ class Checkpoint:
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
         elif sampler._running and not (self._inside and self._begun):
-            state["epoch"], state["taken"], state["again"] = sampler.epoch + 1, 0, 0  # the sampler counts up when it restarts
+            state["epoch"], state["taken"], state["again"] = (
+                sampler.epoch + 1,
+                0,
+                0,
+            )  # the sampler counts up when it restarts
         return state
 
     def _batches_state(self, batches: H5Batches) -> dict[str, Any]:

@@ -12,7 +12,18 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import MOST_PASSES, AnswerT, Periodic, Query, Session, say, span, speaks, warn, whole_file
+from nnlo_common.plugin import (
+    MOST_PASSES,
+    AnswerT,
+    Periodic,
+    Query,
+    Session,
+    say,
+    span,
+    speaks,
+    warn,
+    whole_file,
+)
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel

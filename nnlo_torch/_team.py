@@ -14,8 +14,8 @@ from nnlo_torch._flat_model import FlatModel, named_parameters
 from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._group_options import GroupOptions
 from nnlo_torch._joint import JointTraining
-from nnlo_torch._stretches import GroupOptimizer
 from nnlo_torch._modules import buffers_of
+from nnlo_torch._stretches import GroupOptimizer
 
 __all__ = ["join_team", "kinds_of"]
 

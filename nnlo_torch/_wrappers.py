@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from nnlo_common.plugin import mixins
 from nnlo_common import Steady as SteadyAlgorithm
+from nnlo_common.plugin import mixins
 from nnlo_torch._stretches import refuse_options
 from nnlo_torch._wrapper import Wrapper
 

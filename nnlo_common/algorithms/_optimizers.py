@@ -72,7 +72,7 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             self._refuse("momentum", "a number with 0 < momentum < 1 where nesterov=True")
 
-    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:  # noqa: ARG002 - all has one
+    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:
         """Return its options, for the whole vector."""
         one = Stretch(
             place=slice(0, size),
@@ -283,7 +283,7 @@ class Adam(Optimizer):
     epsilon_form: EpsilonForm = "torch"
     _names = _kept = ("average", "square_average")
 
-    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:  # noqa: ARG002 - all has one
+    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:
         """Return its options, for the whole vector."""
         one = Stretch(
             place=slice(0, size),

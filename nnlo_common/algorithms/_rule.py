@@ -27,7 +27,16 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State, Stateful
 
-__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "GradientSum", "WorkerRule", "mean_of"]
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "CenterRule",
+    "Contribution",
+    "GainReport",
+    "GradientSum",
+    "WorkerRule",
+    "mean_of",
+]
 
 
 # More workers than anybody has.
@@ -397,11 +406,11 @@ class Algorithm(ABC):
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
 
-    def counts_progress(self, workers: int) -> bool:  # noqa: ARG002 - a hook
+    def counts_progress(self, workers: int) -> bool:
         """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
         return False
 
-    def group(self, size: int, optimizer: VectorOptimizer | None) -> GroupRule | None:  # noqa: ARG002 - a hook
+    def group(self, size: int, optimizer: VectorOptimizer | None) -> GroupRule | None:
         """Make what steps all ranks of a training without servers; None: the user's optimizer by itself."""
         return None
 

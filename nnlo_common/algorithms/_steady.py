@@ -46,9 +46,7 @@ class SteadyCenter(DownpourCenter):
         "largest",
     )
 
-    def __init__(
-        self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int
-    ) -> None:
+    def __init__(self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int) -> None:
         super().__init__(center, optimizer)
         self.steered, self.options, self.batches = optimizer, options, options.every
         self.living = self.workers = self.members = 1
@@ -95,7 +93,9 @@ class SteadyCenter(DownpourCenter):
             super().apply(contributions)
             self.progress += contributions[0].weight
             return
-        move = self._begin_together(contributions) if self.options.synchronous else self._begin(contributions[0])
+        move = (
+            self._begin_together(contributions) if self.options.synchronous else self._begin(contributions[0])
+        )
         if move is not None:
             move(slice(0, self.center.size))
         for contribution in contributions[1:]:

@@ -211,7 +211,7 @@ class Optimizer:
 
         return move
 
-    def stretches(self, size: int, gradient: Vector | None) -> Sequence[Stretch] | None:  # noqa: ARG002
+    def stretches(self, size: int, gradient: Vector | None) -> Sequence[Stretch] | None:
         """Return the options of a step as stretches of the vector, if it is SGD or Adam."""
         return None
 

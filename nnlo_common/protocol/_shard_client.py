@@ -222,7 +222,11 @@ class ShardClient:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
         self.pause_cancelled = False
-        first = [self._request(Kind.SAMPLE, self.sample)] if vector is not None and self.sample is not None else []
+        first = (
+            [self._request(Kind.SAMPLE, self.sample)]
+            if vector is not None and self.sample is not None
+            else []
+        )
         return [*first, self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:

@@ -67,7 +67,13 @@ def trained(world=None, *, loader_of=None, schedule=None, epochs=EPOCHS, name="m
         found.append((used, report.progress, optimizer.param_groups[0]["lr"]))
     steps = None if scheduler is None else scheduler.last_epoch
     optimizer.close()
-    return {"role": optimizer.role, "epochs": found, "steps": steps, "report": optimizer.report(), "model": model}
+    return {
+        "role": optimizer.role,
+        "epochs": found,
+        "steps": steps,
+        "report": optimizer.report(),
+        "model": model,
+    }
 
 
 def on_ranks(size, **options):
@@ -199,7 +205,10 @@ def test_any_other_optimizer_has_the_gain_alone():
     ("optimizer", "problem"),
     [
         (lambda p: torch.optim.Adam(p, amsgrad=True), "cannot wrap Adam with amsgrad=True"),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "cannot wrap SGD with dampening=0.5"),
+        (
+            lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5),
+            "cannot wrap SGD with dampening=0.5",
+        ),
     ],
 )
 def test_options_that_its_steps_do_not_have_are_refused_by_name(optimizer, problem):
@@ -284,7 +293,7 @@ def test_several_workers_killed_within_an_epoch_go_on_from_its_progress(tmp_path
 @pytest.mark.parametrize("after", [2, 3, 5])
 def test_another_number_of_workers_resumes_with_the_momentum(tmp_path, after):
     results = killed_and_resumed(tmp_path / "run", 4, after=after)
-    assert after == 2 or EPOCHS * (SIZE - 1) <= results[0][2].progress  # one worker needs no count
+    assert after == 2 or results[0][2].progress >= EPOCHS * (SIZE - 1)  # one worker needs no count
     state = results[0][3]
     assert set(state[0]) == {"step", "exp_avg", "exp_avg_sq"}
     assert float(state[0]["step"]) > EPOCHS * SIZE / BATCH

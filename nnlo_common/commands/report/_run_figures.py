@@ -172,7 +172,11 @@ def _gain(go: Any, center: RankFacts) -> Any:
             workers.append(since.workers)
             worth.append(since.worth_having)
     figure = go.Figure(layout={"xaxis_title": "seconds since the start", "yaxis_title": "workers"})
-    lines = {"did the work of": (gains, "solid"), "workers": (workers, "dot"), "worth having": (worth, "dash")}
+    lines = {
+        "did the work of": (gains, "solid"),
+        "workers": (workers, "dot"),
+        "worth having": (worth, "dash"),
+    }
     for number, (name, (values, dash)) in enumerate(lines.items()):
         style = {"color": _COLOURS[number], "dash": dash}
         figure.add_scatter(x=ticks, y=values, name=name, mode="lines", line=style)

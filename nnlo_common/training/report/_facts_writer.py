@@ -284,8 +284,15 @@ def _gain(report: TrainingReport) -> dict[str, Any]:
     gain = report.gain
     if gain is None:
         return {}
-    worth = None if gain.worth_having is None or math.isinf(gain.worth_having) else round(gain.worth_having, 3)
+    worth = (
+        None if gain.worth_having is None or math.isinf(gain.worth_having) else round(gain.worth_having, 3)
+    )
     numbers = {"batches": round(gain.batches, 3), "progress": round(gain.progress, 6)}
     return {
-        "gain": {"workers": gain.workers, **numbers, "worth_having": worth, "shortened": round(gain.shortened, 6)}
+        "gain": {
+            "workers": gain.workers,
+            **numbers,
+            "worth_having": worth,
+            "shortened": round(gain.shortened, 6),
+        }
     }
