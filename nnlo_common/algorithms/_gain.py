@@ -115,7 +115,7 @@ class Gain(Stateful):
         return min(1.0, max(0.0, self.braked / _UNEASY - 1))
 
     def see(
-        self, sample: Vector, metric: Vector | None, *, workers: int, batches: float
+        self, sample: Vector, metric: npt.NDArray[np.float64] | None, *, workers: int, batches: float
     ) -> tuple[float, float]:
         """Take in a contribution; return by how much it is shortened, and the scale of its step.
 

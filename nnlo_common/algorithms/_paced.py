@@ -255,14 +255,23 @@ class SampledMetric(Stateful):
         self.square: Vector = np.zeros(size, np.float32)
         self.steps = 0
 
-    def factors(self, stretch: Stretch) -> npt.NDArray[np.float64] | None:
-        """Return a factor for each product of coordinates; None before the first gradient."""
-        if not self.steps:
-            return None
-        correction = 1 - stretch.beta2**self.steps
-        factors: npt.NDArray[np.float64] = 1 / (
-            np.sqrt(self.square.astype(np.float64) / correction) + stretch.epsilon
-        )
+    def factors(self, stretch: Stretch, sample: Vector | None = None) -> npt.NDArray[np.float64]:
+        """Return a factor for each product of coordinates.
+
+        Args:
+            stretch: Adam's options.
+            sample: the gradient that is measured, which is then in the mean square, as in Adam's own step; else a
+                coordinate whose gradients were 0 so far would outweigh all others. None: only what was seen
+                before, and 0 for such a coordinate.
+        """
+        square, steps = self.square.astype(np.float64), self.steps
+        if sample is not None:
+            seen = sample.astype(np.float64)
+            square, steps = stretch.beta2 * square + (1 - stretch.beta2) * seen * seen, steps + 1
+        correction = 1 - stretch.beta2**steps if steps else 1.0
+        factors: npt.NDArray[np.float64] = 1 / (np.sqrt(square / correction) + stretch.epsilon)
+        if sample is None:
+            factors[square == 0] = 0.0
         return factors
 
     def see(self, sample: Vector, stretch: Stretch, shorter: float) -> None:

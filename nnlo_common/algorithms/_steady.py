@@ -124,7 +124,7 @@ class SteadyCenter(DownpourCenter):
         stretches = self.steered.stretches(gradient.size, gradient)
         sample = self._sample_of(contribution)
         kind = self._kind(stretches)
-        metric = None if kind is None else self.metric.factors(kind)
+        metric = None if kind is None else self.metric.factors(kind, sample)
         batches = self._batches(contribution.weight)
         shorter, scale = self.gain.see(sample, metric, workers=self.workers, batches=batches)
         if kind is not None:
@@ -144,12 +144,11 @@ class SteadyCenter(DownpourCenter):
         stretches = self.steered.stretches(self.center.size, contributions[0].vector)
         samples = [self._sample_of(one).astype(np.float64) for one in contributions]
         kind = self._kind(stretches)
-        metric = None if kind is None else self.metric.factors(kind)
-        weigh = (lambda one: one) if metric is None else (lambda one: one * metric)
         weights = np.array([one.weight for one in contributions])
         mean = np.average(samples, axis=0, weights=weights)
-        squares = [float(one @ weigh(one)) for one in samples]
-        gain = self.mean_gain.see(squares, float(mean @ weigh(mean)))
+        metric = np.ones(mean.size) if kind is None else self.metric.factors(kind, mean.astype(np.float32))
+        squares = [float((metric * one) @ one) for one in samples]
+        gain = self.mean_gain.see(squares, float((metric * mean) @ mean))
         gradient = mean_of(contributions)
         if kind is not None:
             self.metric.see(mean.astype(np.float32), kind, 1.0)

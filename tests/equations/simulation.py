@@ -179,13 +179,20 @@ class Steady(AGN):
         c, ahead = self.paced(c, g, delay, scale)
         return c, [ahead]
 
-    def metric(self) -> Array | float:
-        if not self.stepped.epsilon or not self.t:
+    def metric(self, g: Array | None) -> Array | float:
+        """Adam's metric with the gradient g in it; None: of the gradients before, where there were any."""
+        if not self.stepped.epsilon:
             return 1.0
-        return 1 / (np.sqrt(self.v / (1 - 0.999**self.t)) + self.stepped.epsilon)
+        if g is None:
+            if not self.t:
+                return 1.0
+            root = np.sqrt(self.v / (1 - 0.999**self.t))
+            return np.where(self.v == 0, 0.0, 1 / (root + self.stepped.epsilon))
+        root = np.sqrt((0.999 * self.v + 0.001 * g * g) / (1 - 0.999 ** (self.t + 1)))
+        return 1 / (root + self.stepped.epsilon)
 
     def scaled(self, g: Array, delay: int, batches: float) -> tuple[Array, float]:
-        metric, shorter = self.metric(), 1.0
+        metric, shorter = self.metric(g), 1.0
         square = float((metric * g * g).sum())
         if self.pairs >= 10 and self.brake:
             shorter = min(1.0, self.brake * np.sqrt(self.square / square))
@@ -202,9 +209,10 @@ class Steady(AGN):
         scale = (batches * noise + signal) / (noise / delay + signal) / delay
         return g, min(batches, max(1 / delay, scale))
 
-    def together(self, requests: Sequence[Request]) -> tuple[Array, float]:
-        metric, many = self.metric(), len(requests)
-        g = mean_of(requests)
+    def together(self, requests: Sequence[Request], *, measured_first: bool = False) -> tuple[Array, float]:
+        """The mean, and its gain; `measured_first`: norms are taken before the mean is known."""
+        g, many = mean_of(requests), len(requests)
+        metric = self.metric(None if measured_first else g)
         if many == 1:
             return g, 1.0
         single = sum(float((metric * one.payload**2).sum()) for one in requests) / many

@@ -39,7 +39,7 @@ def simulated(name, *, clip):
         requests = [
             Request("EXCHANGE", factor * g, weight=len(batch)) for g, batch in zip(own, one, strict=True)
         ]
-        g, gain = rule.together(requests)
+        g, gain = rule.together(requests, measured_first=True)
         c, _ = rule.paced(c, g, 1, gain)
         found.append(c)
     return found

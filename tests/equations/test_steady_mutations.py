@@ -110,6 +110,8 @@ def test_a_momentum_that_does_not_count_progress(monkeypatch):
 
 
 def test_the_metric_of_adam_left_out_of_the_products(monkeypatch):
-    monkeypatch.setattr(_paced.SampledMetric, "factors", lambda metric, stretch: np.ones(metric.square.size))
+    monkeypatch.setattr(
+        _paced.SampledMetric, "factors", lambda metric, stretch, sample=None: np.ones(metric.square.size)
+    )
     with pytest.raises(AssertionError, match="off by"):
         run(ADAM)
