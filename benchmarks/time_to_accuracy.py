@@ -2,10 +2,11 @@
 
     python benchmarks/time_to_accuracy.py [--problems cnn jets] [--rounds 3] [--slow 3] [--data FOLDER]
 
-One process trains with its settings; the mean of its accuracies is the target. Each competitor then makes the runs that
-somebody makes who does not know better: first with the same settings, then with those that are advised, until a run is
-within --margin points of the target. Their times add up. With --slow 3 each batch of one worker takes three times as
-long. One thread a rank; the time is that of the loop over epochs, without imports, data and tests.
+One process trains with its settings; the mean of its accuracies is the target. Each competitor then makes
+the runs that somebody makes who does not know better: first with the same settings, then with those that are
+advised, until a run is within --margin points of the target. Their times add up. With --slow 3 each batch of
+one worker takes three times as long. One thread a rank; the time is that of the loop over epochs, without
+imports, data and tests.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def train(chosen):
         cosine.step()
     if kind == "steady":
         with optimizer.evaluation():
-            tell(chosen, began, accuracy(model, rows.x_test, rows.y_test) if optimizer.serves else None)
+            tell(began, accuracy(model, rows.x_test, rows.y_test) if optimizer.serves else None)
         optimizer.close()
     else:
         seconds = time.perf_counter() - began
@@ -104,13 +105,13 @@ def train(chosen):
         )
 
 
-def tell(chosen, began, right):
+def tell(began, right):
     if right is not None:
         line = {"seconds": time.perf_counter() - began, "accuracy": right}
         print(json.dumps(line), flush=True)
 
 
-def started(chosen, kind, problem, factor, warm, seed):
+def started(chosen, kind, problem, seed, *, factor=1.0, warm=False):
     """Run one training; return what it told."""
     own = [str(HERE), "--run", kind, "--problems", problem, "--factor", str(factor), "--seed", str(seed)]
     own += [
@@ -136,29 +137,31 @@ def compare(chosen, problem):
     except ImportError:
         competitors.pop("Horovod, 2 ranks")
     print(f"\n{problem}, one worker {chosen.slow:g} times as slow; load {os.getloadavg()[0]:.2f}", flush=True)
-    plain = [started(chosen, "plain", problem, 1.0, False, seed) for seed in range(chosen.rounds)]
+    plain = [started(chosen, "plain", problem, seed) for seed in range(chosen.rounds)]
     target = statistics.mean(one["accuracy"] for one in plain) - chosen.margin
     alone = statistics.median(one["seconds"] for one in plain)
     print(f"target {target:.2f} %; one process takes {alone:.1f} s\n", flush=True)
-    print(
-        "| trained by | runs: factor of the rate, accuracy % | seconds to the target, all runs | to one process |"
-    )
+    print("| trained by | runs: factor of the rate, accuracy % | seconds, all runs | to one process |")
     print("|---|---|---|---|", flush=True)
     for name, attempts in competitors.items():
         totals, shown, reached = [0.0] * chosen.rounds, [], False
         for kind, factor, warm in attempts:
             runs = plain
             if kind != "plain":
-                runs = [started(chosen, kind, problem, factor, warm, seed) for seed in range(chosen.rounds)]
+                runs = [
+                    started(chosen, kind, problem, seed, factor=factor, warm=warm)
+                    for seed in range(chosen.rounds)
+                ]
             totals = [total + one["seconds"] for total, one in zip(totals, runs, strict=True)]
             right = statistics.mean(one["accuracy"] for one in runs)
             shown.append(f"{factor:g}{' with warm-up' if warm else ''}: {right:.2f}")
             if reached := right >= target:
                 break
         middle = statistics.median(totals)
+        times = alone / middle
         spread = f"{middle:.1f} [{min(totals):.1f}, {max(totals):.1f}]"
         print(
-            f"| {name} | {'; '.join(shown)} | {spread if reached else 'not reached'} | {alone / middle:.2f} |",
+            f"| {name} | {'; '.join(shown)} | {spread if reached else 'not reached'} | {times:.2f} |",
             flush=True,
         )
     print(f"\nload {os.getloadavg()[0]:.2f} after")

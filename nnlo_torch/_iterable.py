@@ -96,10 +96,11 @@ class _Counted(Iterable[_Item]):
         self._items, self.size = items, 0
 
     def __iter__(self) -> Iterator[_Item]:
-        number = 0
-        for number, item in enumerate(self._items, 1):
+        size = 0
+        for item in self._items:
+            size += 1
             yield item
-        self.size = number
+        self.size = size
 
 
 def _dealt(items: Iterable[_Item], worker: int, workers: int, groups: int) -> Iterator[_Item]:

@@ -152,8 +152,10 @@ class Participation:
         reinforcement learning, where the loop makes its own data. A step weighs as many samples as its
         batches have, and a batch whose number of samples is unknown counts as one.
 
-        Where progress ends an epoch (see `Steady`), `batches` are iterated again until the epoch's progress is
-        made: that of this worker's samples in a pass, times the number of workers. An iterator and a range are
+        Where progress ends an epoch (see `Steady`), `batches` are iterated again until the epoch's progress
+        is
+        made: that of this worker's samples in a pass, times the number of workers. An iterator and a range
+            are
         not.
 
         Args:
@@ -166,17 +168,17 @@ class Participation:
         if self._team is not None and self._epochs_begun == 1:
             warn_of_same_data(self._team, batches)
         self._looping = True
-        before, size = self._samples, 0.0
+        before, sizes = self._samples, [0.0]
         try:
-            for _ in self.passes(0, lambda: size) if _can_repeat(batches) else (0,):
+            for _ in self.passes(0, lambda: sizes[0]) if _can_repeat(batches) else (0,):
                 for batch in read(batches):
-                    if self.stopped or (size and self.made(size)):
+                    if self.stopped or (sizes[0] and self.made(sizes[0])):
                         break
                     found = counted(batch) if samples is None else samples(batch)
                     self._count(1 if found is None else found)
                     yield batch
                 # Each worker has about as many samples in a pass.
-                size = size or float(self._samples - before) * self.share[1]
+                sizes[0] = sizes[0] or float(self._samples - before) * self.share[1]
         finally:
             self._looping = False
 

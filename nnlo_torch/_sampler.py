@@ -50,9 +50,10 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         seed: seed of the permutations; equal on all ranks.
         assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
             at most one. "auto": "dynamic" where an epoch takes as many passes as its progress asks for (see
-            `Steady`), so that no worker's samples are used more often than another's; else "static". "dynamic": workers lease ranges from the server as they need them: a slow worker gets
-            fewer, all finish at about the same time, and a dead worker's leases go to the others. The same
-            as "static" with servers=0, where all ranks are one worker.
+            `Steady`), so that no worker's samples are used more often than another's; else "static".
+            "dynamic": workers lease ranges from the server as they need them: a slow worker gets fewer, all
+            finish at about the same time, and a dead worker's leases go to the others. The same as "static"
+            with servers=0, where all ranks are one worker.
         unit: lease sizes are multiples of it, in a group for each rank.
         evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
             epoch.

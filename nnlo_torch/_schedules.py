@@ -1,12 +1,12 @@
 """Schedules by batch that follow progress: where a worker's step is not a step of one process.
 
-Where progress ends an epoch (see `Steady`), a worker's loop has another number of batches than that of one process,
-which nobody knows beforehand. A schedule that is stepped after each batch, such as `OneCycleLR`, was made for the steps
-of one process. So within an epoch `scheduler.step()` makes as many steps as one process would have made since the last
-call: none, one or several. After an epoch it makes one, as always.
+Where progress ends an epoch (see `Steady`), a worker's loop has another number of batches than that of one
+process, which nobody knows beforehand. A schedule that is stepped after each batch, such as `OneCycleLR`,
+was made for the steps of one process. So within an epoch `scheduler.step()` makes as many steps as one
+process would have made since the last call: none, one or several. After an epoch it makes one, as always.
 
-PyTorch tells an optimizer nothing of its schedulers, so `step` of the scheduler classes is wrapped, once, when the first
-such training begins; for all other optimizers it does what it did.
+PyTorch tells an optimizer nothing of its schedulers, so `step` of the scheduler classes is wrapped, once,
+when the first such training begins; for all other optimizers it does what it did.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def follow_progress(training: Callable[[], Participation | None], *optimizers: o
     if not _wrapped:
         _wrapped = True
         for kind in vars(lr_scheduler).values():
-            if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
-                if kind is not lr_scheduler.ReduceLROnPlateau:  # it follows a metric
-                    kind.step = _paced(kind.step)  # type: ignore[method-assign]
+            # ReduceLROnPlateau follows a metric.
+            if _is_schedule(kind) and "step" in vars(kind) and kind is not lr_scheduler.ReduceLROnPlateau:
+                kind.step = _paced(kind.step)
 
 
 def steps_of_one_process(epochs: int, progress: float, size: float, batch: float) -> int:
@@ -65,6 +65,10 @@ def steps_of_one_process(epochs: int, progress: float, size: float, batch: float
     in_epoch = math.ceil(size / batch)
     done = in_epoch if progress >= size else min(in_epoch, int(progress / batch))
     return epochs * in_epoch + done
+
+
+def _is_schedule(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
 
 
 def _paced(step: Callable[..., None]) -> Callable[..., None]:
@@ -93,6 +97,6 @@ def _due(scheduler: Any) -> int:
     if not size or not batch:  # nothing is known before the first step
         return 0
     target = steps_of_one_process(earlier, progress, size, batch)
-    done = vars(scheduler).get(_COUNT, steps_of_one_process(earlier, 0, size, batch))
+    done: int = vars(scheduler).get(_COUNT, steps_of_one_process(earlier, 0, size, batch))
     setattr(scheduler, _COUNT, max(target, done))
     return max(0, target - done)

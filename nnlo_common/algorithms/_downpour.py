@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._rule import (
@@ -80,7 +80,7 @@ class DownpourWorker(WorkerRule):
 class DownpourCenter(CenterRule):
     """c <- Optimizer(c, a), for each a on arrival."""
 
-    saved = ("center", "clock", "optimizer")
+    saved: ClassVar[tuple[str, ...]] = ("center", "clock", "optimizer")
 
     def __init__(self, center: Vector, optimizer: VectorOptimizer, *, warm_start: int = 0) -> None:
         super().__init__(center)

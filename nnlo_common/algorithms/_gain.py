@@ -4,11 +4,12 @@ Johnson et al. 2020 (AdaScale SGD, arXiv:2007.05105) scale the step of a mean ov
 
     gain = (noise + signal) / (noise / W + signal)          between 1 and W
 
-with signal = |E g|^2 and noise = E |g|^2 - |E g|^2. Where gradients agree, W workers are worth one, and where noise
-rules each counts in full. Here contributions arrive one by one, so the signal is the mean product of *neighbouring*
-contributions: different workers' gradients at nearly the same point. A worker's own last gradient would not do: where
-the centre swings, successive gradients of one worker point against each other, the signal reads zero, and the swing
-grows; neighbours point the same way then, and the scale falls.
+with signal = |E g|^2 and noise = E |g|^2 - |E g|^2. Where gradients agree, W workers are worth one, and
+where noise rules each counts in full. Here contributions arrive one by one, so the signal is the mean
+product of *neighbouring* contributions: different workers' gradients at nearly the same point. A worker's
+own last gradient would not do: where the centre swings, successive gradients of one worker point against
+each other, the signal reads zero, and the swing grows; neighbours point the same way then, and the scale
+falls.
 
 A sample of the coordinates is enough, so that the products cost nothing.
 """
@@ -32,8 +33,8 @@ _EVERY, _LEAST = 100, 4096
 _REMEMBERED = 100
 # The brake works once the means have seen so many pairs.
 _SETTLED = 10
-# With more than this share of contributions shortened, and fully with twice as many, the training is at the edge of
-# stability, where a short memory of the momentum is the less stable one.
+# With more than this share of contributions shortened, and fully with twice as many, the training is at the
+# edge of stability, where a short memory of the momentum is the less stable one.
 _UNEASY = 0.08
 # A signal below this part of the square is rounding.
 _TINY = 1e-12
@@ -156,7 +157,7 @@ class Gain(Stateful):
 
 
 class MeanGain(Stateful):
-    """Running estimate of signal and noise where workers step together, from their norms and that of their mean.
+    """Running estimate of signal and noise where workers step together, from norms: theirs and the mean's.
 
     Attributes:
         steps: the number of steps so far.

@@ -1,7 +1,7 @@
 """Paced optimizer: SGD, Adam and AdamW on a clock W times as slow, which also say where the centre will be.
 
-W workers commit one after the other, so a momentum that counted commits would forget W times too fast. Here each
-commit is a W-th of a step: with mu the momentum of one process, s the scale of the gain and
+W workers commit one after the other, so a momentum that counted commits would forget W times too fast. Here
+each commit is a W-th of a step: with mu the momentum of one process, s the scale of the gain and
 
     nu = 1 - (1 - mu) / W
 
@@ -9,17 +9,19 @@ one commit of SGD is
 
     m <- nu m + s g / W;  c <- c - eta m;  the worker gets  c - eta mu W m
 
-which is where the centre will be when this worker's next gradient arrives (DANA's look-ahead, Hakimi et al. 2019,
-arXiv:1907.11612, with one vector in place of one for each worker: the slow clock's m stands for the mean of theirs).
-Adam is the same with its quotient, and s on the step in place of the gradient, which it would normalize away.
+which is where the centre will be when this worker's next gradient arrives (DANA's look-ahead, Hakimi et al.
+2019, arXiv:1907.11612, with one vector in place of one for each worker: the slow clock's m stands for the
+mean of theirs). Adam is the same with its quotient, and s on the step in place of the gradient, which it
+would normalize away.
 
-A step that makes the progress of several steps of one process shall also forget as fast as they do, or phases in which
-the loss falls exponentially are slowed down by inertia. With a gain of G a worker's step remembers
+A step that makes the progress of several steps of one process shall also forget as fast as they do, or
+phases in which the loss falls exponentially are slowed down by inertia. With a gain of G a worker's step
+remembers
 
     1 / (1 - mu') = (1 / (1 - mu)) / G + memory (1 - 1 / G)
 
-steps of its own, and at most as many as the user's momentum; the gradient's weight (1 - mu') / (1 - mu) keeps the whole
-effect of each gradient.
+steps of its own, and at most as many as the user's momentum; the gradient's weight (1 - mu') / (1 - mu)
+keeps the whole effect of each gradient.
 
 m means the same for any W, so workers may come and go.
 """
@@ -77,7 +79,8 @@ def momentum_at(momentum: float, pace: Pace) -> float:
 class _Factors(NamedTuple):
     """The numbers of a commit for one stretch.
 
-    m <- forget m + take g + pull x;  with Adam v too, and d the quotient;  x <- keep x - rate d;  ahead: x - lead d.
+    m <- forget m + take g + pull x;  with Adam v too, and d the quotient;  x <- keep x - rate d;  ahead: x -
+    lead d.
     """
 
     stretch: Stretch
@@ -99,8 +102,8 @@ class PacedOptimizer(Stateful):
         steps: commits so far.
         bias: the product of all nu so far, for Adam's correction.
 
-    Both vectors are the user's optimizer's own state: it is told to keep that in them, saves it, and steps with it
-    where one worker is left.
+    Both vectors are the user's optimizer's own state: it is told to keep that in them, saves it, and steps
+    with it where one worker is left.
 
     Args:
         size: the number of coordinates.
@@ -260,9 +263,9 @@ class SampledMetric(Stateful):
 
         Args:
             stretch: Adam's options.
-            sample: the gradient that is measured, which is then in the mean square, as in Adam's own step; else a
-                coordinate whose gradients were 0 so far would outweigh all others. None: only what was seen
-                before, and 0 for such a coordinate.
+            sample: the gradient that is measured, which is then in the mean square, as in Adam's own step;
+                else a coordinate whose gradients were 0 so far would outweigh all others. None: only what
+                was seen before, and 0 for such a coordinate.
         """
         square, steps = self.square.astype(np.float64), self.steps
         if sample is not None:

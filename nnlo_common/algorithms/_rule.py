@@ -96,7 +96,8 @@ class GainReport:
         workers: their number now.
         batches: the batches that they have contributed.
         progress: the batches of one process that these were worth.
-        worth_having: the number of workers at which each would do half of the work that it does alone; None: unknown.
+        worth_having: the number of workers at which each would do half of the work that it does alone; None:
+            unknown.
         shortened: the share of the last contributions that were shortened.
 
     Example:
@@ -415,7 +416,7 @@ class Algorithm(ABC):
         return None
 
     def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
-        """Return the coordinates of a whole gradient that every server needs; None: only those of its part."""
+        """Return the coordinates of a whole gradient that every server needs; None: those of its part."""
         return None
 
     #: Whether `group` makes the steps of a training without servers, in place of the user's optimizer.

@@ -42,8 +42,8 @@ class SteadyCenter(DownpourCenter):
     """
 
     saved = (
-        *("center", "clock", "optimizer", "gain", "mean_gain", "metric", "paced", "progress", "work"),
-        "largest",
+        *DownpourCenter.saved,
+        *("gain", "mean_gain", "metric", "paced", "progress", "work", "largest"),
     )
 
     def __init__(self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int) -> None:
@@ -64,7 +64,7 @@ class SteadyCenter(DownpourCenter):
         self.metric = SampledMetric(self.places.size if adaptive else 0)
 
     def share(self, size: int) -> None:
-        """Take the sampled coordinates of the whole gradient, which workers send, for one gain of all parts."""
+        """Take the sampled coordinates of the whole gradient, which workers send: one gain for all parts."""
         if self.plain:
             return
         self.sampled = sampled_places(size).size
@@ -230,7 +230,8 @@ class SteadyGroup(Stateful):
 
         Args:
             x: the parameters.
-            gradient: the mean over the ranks, perhaps changed by the loop, as by clipping; its memory is used.
+            gradient: the mean over the ranks, perhaps changed by the loop, as by clipping; its memory is
+                used.
             squares: the squared norm of each rank's own gradient.
             weight: the mean number of samples behind these.
         """
@@ -269,32 +270,37 @@ class Steady(Algorithm):
 
     Workers push gradients as they come, as with Downpour; the centre keeps three laws:
 
-    *It looks ahead.* While a worker computes, W - 1 others move the centre. So the worker gets the place where the
-    centre will be when its gradient arrives (DANA, Hakimi et al. 2019, arXiv:1907.11612), and the momentum counts
+    *It looks ahead.* While a worker computes, W - 1 others move the centre. So the worker gets the place
+    where the centre will be when its gradient arrives (DANA, Hakimi et al. 2019, arXiv:1907.11612), and the
+    momentum counts
     rounds of all workers: with :math:`\nu = 1 - (1 - \mu') / W`,
-    :math:`m \leftarrow \nu m + s g / W,\ c \leftarrow c - \eta m`, and the reply is :math:`c - \eta \mu' W m`.
+    :math:`m \leftarrow \nu m + s g / W,\ c \leftarrow c - \eta m`, and the reply is :math:`c - \eta \mu' W
+    m`.
 
     *It scales by the gain.* :math:`s = G / W` with
-    :math:`G = (\sigma^2 + \gamma) / (\sigma^2 / W + \gamma)` (AdaScale, Johnson et al. 2020, arXiv:2007.05105), the
-    noise :math:`\sigma^2` and the signal :math:`\gamma` measured from products of neighbouring contributions, in
-    Adam's metric for Adam. Where gradients agree, W workers count as one; where noise rules, each counts in full.
-    :math:`\mu'` forgets as fast as one process does for the same progress.
+    :math:`G = (\sigma^2 + \gamma) / (\sigma^2 / W + \gamma)` (AdaScale, Johnson et al. 2020,
+    arXiv:2007.05105), the noise :math:`\sigma^2` and the signal :math:`\gamma` measured from products of
+    neighbouring contributions, in Adam's metric for Adam. Where gradients agree, W workers count as one;
+    where noise rules, each counts in full. :math:`\mu'` forgets as fast as one process does for the same
+    progress.
 
-    *It counts progress.* A contribution of b samples is s b samples of progress, and an epoch ends when the progress
+    *It counts progress.* A contribution of b samples is s b samples of progress, and an epoch ends when the
+    progress
     of one epoch is made: samplers go on dealing until then. Schedules follow progress, too.
 
-    With one worker the centre makes exactly the steps of the user's optimizer. Momentum is followed for SGD, Adam and
-    AdamW; with any other optimizer the gain scales its learning rates, and the momentum is left as it is.
+    With one worker the centre makes exactly the steps of the user's optimizer. Momentum is followed for SGD,
+    Adam and AdamW; with any other optimizer the gain scales its learning rates, and the momentum is left as
+    it is.
 
     Contributions longer than `brake` times the running root mean square are shortened to that.
 
     Attributes:
         every: steps between exchanges; a contribution is the mean of their gradients.
-        passes: "progress": an epoch ends when the progress of an epoch is made; "fixed": after one pass over the
-            samples, for those whose time is fixed.
+        passes: "progress": an epoch ends when the progress of an epoch is made; "fixed": after one pass over
+            the samples, for those whose time is fixed.
         synchronous: commits take the mean of all workers' contributions, with the gain as published.
-        memory: a worker's own steps that the momentum remembers at least, however large the gain; None: 4, or 2
-            where workers step together.
+        memory: a worker's own steps that the momentum remembers at least, however large the gain; None: 4,
+            or 2 where workers step together.
         brake: see above; 0: none.
 
     Example:

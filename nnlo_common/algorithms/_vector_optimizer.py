@@ -111,7 +111,7 @@ class Steerable(VectorOptimizer, Protocol):
         """Step with `scale` times the learning rates."""
 
     def keep_in(self, velocity: Vector, square: Vector) -> int:
-        """Keep the momentum and Adam's mean square in these vectors from now on; return the steps made so far.
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far.
 
         Cheap where they lie there already; copies what it has elsewhere, e.g. after it has loaded a state.
         """

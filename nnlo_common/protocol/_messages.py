@@ -91,7 +91,8 @@ class Message(NamedTuple):
         shard: the shard it is about.
         stop: replies: finish training now.
         mark: read it as `keeps_parameters`, `refreshes`, `last_pull`, `cancelled` or `final`, by the kind.
-        samples: requests: the number of samples the sender has taken so far; read it as `progress` in replies.
+        samples: requests: the number of samples the sender has taken so far; read it as `progress` in
+            replies.
         vector: the numbers, if the kind has any.
         pause: replies: pause at the next batch boundary.
     """

@@ -321,8 +321,9 @@ class GroupTrainer:
         """Restore what `state` returned; call it before `start`."""
         optimizer = type(None) if self._optimizer is None else Mapping
         parts = {"parameters": self._parameters.vector, "optimizer": optimizer, "averages": Mapping}
-        parts |= {"rule": type(None) if self._rule is None else Mapping, "progress_before": float}
-        require("a rank of a group", state, steps=int, samples=int, **parts)
+        rule = type(None) if self._rule is None else Mapping
+        numbers = {"steps": int, "samples": int, "progress_before": float}
+        require("a rank of a group", state, rule=rule, **numbers, **parts)
         if self._rule is not None:
             self._rule.load(state["rule"])
         self._progress_before = state["progress_before"]

@@ -31,8 +31,8 @@ class TrainingReport:
         mean_staleness: the mean staleness of contributions, in commits.
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
             the workers' weights: samples, unless they were set.
-        gain: how much work the workers have done together, if the algorithm measures it (see `Steady`); on the rank
-            whose parameters are the centre.
+        gain: how much work the workers have done together, if the algorithm measures it (see `Steady`); on
+            the rank whose parameters are the centre.
         progress: the samples of one process that the workers' steps were worth, if the algorithm counts them.
         lost: on servers, one line for each dead rank: rank, host, its last message, and the time of death.
 

@@ -125,15 +125,17 @@ class DynSGD(Downpour):
 
 
 class Steady(AGN):
-    """DANA's look-ahead on a slow clock, AdaScale's gain from neighbours, and a brake; see `docs/algorithms.md`.
+    """DANA's look-ahead on a slow clock, AdaScale's gain from neighbours, and a brake; see
+    `docs/algorithms.md`.
 
     With W workers and a lag of L the delay is that of V = W (L + 1) workers; n the batches of a contribution.
-    p <- min(1, brake sqrt(S / |g|^2)) g once 10 pairs are known; D, S: means of p p' and |p|^2, p' the last one's;
-    s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first.
-    1 / (1 - mu') = short + calm (long - short), long = 1 / (1 - mu), short = min(long, long / G + k (1 - 1 / G)),
-    G = max(1, s V), calm from the share of shortened ones; nu = 1 - (1 - mu') / V.
+    p <- min(1, brake sqrt(S / |g|^2)) g once 10 pairs are known; D, S: means of p p' and |p|^2, p' the last
+    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first.
+    1 / (1 - mu') = short + calm (long - short), long = 1 / (1 - mu), short = min(long, long / G + k (1 - 1 /
+    G)), G = max(1, s V), calm from the share of shortened ones; nu = 1 - (1 - mu') / V.
     SGD: m <- nu m + s (1 - mu') / (1 - mu) p / V; c <- c - eta m; reply c - eta mu' V m.
-    Adam: m <- nu m + (1 - nu) p; q = s m / (1 - prod nu) / (sqrt(v / (1 - 0.999^t)) + eps); products in Adam's metric.
+    Adam: m <- nu m + (1 - nu) p; q = s m / (1 - prod nu) / (sqrt(v / (1 - 0.999^t)) + eps); products in
+        Adam's metric.
     """
 
     def __init__(

@@ -242,9 +242,9 @@ def interrupted(folder, world, *, stop_at=None, epochs=3, name="adam", **options
     for _ in checkpoint.epochs(epochs):
         for x, y, index in checkpoint.batches(loader):
             done += 1
-            if stop_at is not None and done >= stop_at and optimizer.share[0] == 0:
-                if list(folder.glob("checkpoint-*/manifest.json")):
-                    raise KeyboardInterrupt
+            due = stop_at is not None and done >= stop_at and optimizer.share[0] == 0
+            if due and list(folder.glob("checkpoint-*/manifest.json")):
+                raise KeyboardInterrupt
             used.update(index.tolist())
             optimizer.zero_grad()
             ((model(x) - y) ** 2).mean().backward()

@@ -162,7 +162,7 @@ def _staleness(go: Any, run: RunFacts) -> Any:
 
 
 def _gain(go: Any, center: RankFacts) -> Any:
-    """Return how many workers' work was done between two samples, beside their number and what is worth having."""
+    """Return how many workers' work was done over time, beside their number and what is worth having."""
     began_s = center.samples_of_usage[0].at_s if center.samples_of_usage else 0.0
     ticks, gains, workers, worth = list[float](), list[float](), list[int](), list[float | None]()
     for last, one in pairwise(center.samples_of_usage):
