@@ -101,7 +101,7 @@ def train(chosen):
         tell(
             chosen,
             time.perf_counter() - seconds,
-            accuracy(model, rows.x_test, rows.y_test) if rank == 0 else None,
+            accuracy(model, rows.x_test, rows.y_test) if not rank else None,
         )
 
 
