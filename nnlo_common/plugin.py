@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common.algorithms import Algorithm, DynSGD
-from nnlo_common.algorithms import _mixins as mixins
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
@@ -58,7 +58,7 @@ from nnlo_common.training._readable_options import readable
 from nnlo_common.training._reducers import Reducer, ThreadReducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
-from nnlo_common.training._tree_joining import sub_servers_of
+from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
 from nnlo_common.training._written_paths import names_rank, path_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._checks import (
@@ -100,9 +100,11 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
+    "ALGORITHMS",
     "all_same",
     "AllReduce",
     "AnswerT",
+    "AS_YOURS",
     "as_values",
     "assigned",
     "AUTO",
@@ -125,7 +127,6 @@ __all__ = [
     "DamagedError",
     "Death",
     "DivisibleWorld",
-    "DynSGD",
     "End",
     "end_of",
     "engine",
@@ -152,7 +153,6 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
-    "mixins",
     "Moment",
     "Moves",
     "Moving",
@@ -203,7 +203,6 @@ __all__ = [
     "Start",
     "StepProfiler",
     "Stopping",
-    "sub_servers_of",
     "table",
     "TeamMessage",
     "ThreadReducer",
@@ -221,6 +220,8 @@ __all__ = [
     "whole",
     "whole_file",
     "whole_number",
+    "wrapper_class",
+    "WrapperBase",
     "write_whole",
 ]
 
