@@ -179,6 +179,10 @@ class Downpour(Algorithm):
         others = {name: value for name, value in options.items() if name not in _OF_EVERY}
         return {**({} if every == "1" else {"every": every}), **super().shortened(others)}
 
+    def commits_alone(self) -> int:
+        """Return how many commits the first worker makes before the others train."""
+        return self.warm_start
+
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half."""
         first_push = 0 if self.schedule == "dean" else self.n_push - 1

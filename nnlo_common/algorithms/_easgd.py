@@ -241,13 +241,17 @@ class EASGD(Algorithm):
         """Return how many exchanges of its workers a sub-server waits for."""
         return self.sub_every
 
+    def exchanges_first(self) -> bool:
+        """Whether the exchange comes before the step."""
+        return self.order == "paper"
+
     def steps_until_move(self) -> int:
         """Return tau, and one more in the paper's order, whose first exchange moves nothing."""
-        return self.every + (self.order == "paper")
+        return self.every + self.exchanges_first()
 
     def worker(self, size: int, workers: int) -> ElasticWorker:
         """Make the worker's half."""
-        return ElasticWorker(every=self.every, exchange_first=self.order == "paper", pipeline=self.lag)
+        return ElasticWorker(every=self.every, exchange_first=self.exchanges_first(), pipeline=self.lag)
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> ElasticCenter:
         """Make the centre's half."""

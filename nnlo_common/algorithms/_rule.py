@@ -338,6 +338,14 @@ class Algorithm(ABC):
         """Return the optimizer of a rank that trains alone: the user's, or the algorithm's own."""
         return optimizer or self.local_optimizer() or self._needs_optimizer(None)
 
+    def commits_alone(self) -> int:
+        """Return how many commits the first worker makes before the others train."""
+        return 0
+
+    def exchanges_first(self) -> bool:
+        """Whether an exchange comes before the step of a worker, not after it."""
+        return False
+
     def steps_until_move(self) -> int:
         """Return how many steps of a worker move the centre; 0: it gets what is left of an epoch, too."""
         return 0

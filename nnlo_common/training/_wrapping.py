@@ -78,7 +78,9 @@ class WrapperBase:
         given = {name: _plain(options.pop(name)) for name in known if name in options}
         for name in options:
             if name not in common:
-                _refuse_unknown(type(self).__name__, name, [*known, *common])
+                own_taken = inspect.signature(type(self).__init__).parameters.values()  # of a subclass, too
+                keywords = {one.name for one in own_taken if one.kind is one.KEYWORD_ONLY}
+                _refuse_unknown(type(self).__name__, name, sorted({*keywords, *known, *common}))
         own = {name: given.get(name, one.wrapper_default) for name, one in known.items()}
         moves, local = kind.local_option(), None
         checked = {**own}
@@ -197,8 +199,8 @@ def _refuse_unknown(wrapper: str, name: str, possible: list[str]) -> None:
     for other in ALGORITHMS.values():
         if name in (options := other.wrapper_options()) and options[name].elsewhere:
             raise ConfigurationError(f"{wrapper}: {name} {options[name].elsewhere}")
-    near = difflib.get_close_matches(name, sorted(possible), 1)
-    advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(sorted(possible))}"
+    near = difflib.get_close_matches(name, possible, 1)
+    advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(possible)}"
     raise TypeError(f"{wrapper}() got an unexpected keyword argument {name!r}; {advice}")
 
 
