@@ -60,7 +60,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench docs pictures packages check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench docs pictures packages generated check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -139,7 +139,13 @@ packages: .venv-packages/stamp-packages ## build wheel and source archive in dis
 	$(say) 'python .ci/packages.py dist'
 	@.venv-packages/bin/python .ci/packages.py dist
 
+generated: .venv/stamp-dev ## write stubs and tables of options anew, from the declarations of the algorithms
+	$(say) 'python .ci/generated.py'
+	@$(framework_env) .venv/bin/python .ci/generated.py
+
 check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the rules of the repository
+	$(say) 'python .ci/generated.py --check'
+	@$(framework_env) .venv/bin/python .ci/generated.py --check
 	$(say) 'ruff check'
 	@.venv/bin/ruff check
 	$(say) 'ruff format --check'

@@ -8,9 +8,19 @@ from typing import Any
 import griffe
 from latex2mathml.converter import convert
 
+#: Where packages get the names that only a stub knows, since they are found at import.
+FOUND = {"nnlo_common": "algorithms._found", "nnlo_keras": "_wrappers", "nnlo_torch": "_wrappers"}
+
 
 class ReadableDocstrings(griffe.Extension):
     """Rewrites docstrings as they are loaded, so that browsers show them without any script."""
+
+    def on_package(self, *, pkg: griffe.Module, **_others: Any) -> None:
+        """Let a package have what it takes by a star from a module of names that are found at import."""
+        found = pkg[FOUND[pkg.name]] if pkg.name in FOUND else None
+        for name in () if found is None else map(str, found.exports or ()):
+            if name not in pkg.members:
+                pkg.set_member(name, griffe.Alias(name, target=f"{found.path}.{name}"))
 
     def on_instance(self, *, obj: griffe.Object | griffe.Alias, **_others: Any) -> None:
         """Rewrite one docstring."""

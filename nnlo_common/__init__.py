@@ -5,19 +5,8 @@ Importing it loads numpy and the standard library only; a training loads MPI.
 
 from __future__ import annotations
 
-from nnlo_common.algorithms import (
-    AGN,
-    EAMSGD,
-    EASGD,
-    GEM,
-    DiLoCo,
-    Downpour,
-    DynSGD,
-    GainReport,
-    LocalSGD,
-    Steady,
-    Synchronous,
-)
+from nnlo_common.algorithms import GainReport, _found
+from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
 from nnlo_common.algorithms._lars import LARS
 from nnlo_common.algorithms._noise_scale import NoiseScale
 from nnlo_common.algorithms._optimizers import (
@@ -54,24 +43,16 @@ __all__ = [
     "Adadelta",
     "Adagrad",
     "Adam",
-    "AGN",
     "Arrangement",
     "ConfigurationError",
-    "DiLoCo",
     "DivergedError",
-    "Downpour",
     "DroppedError",
-    "DynSGD",
-    "EAMSGD",
     "EarlyStopping",
-    "EASGD",
     "FlatVector",
     "Frame",
     "GainReport",
-    "GEM",
     "LARS",
     "Layout",
-    "LocalSGD",
     "LookaheadMomentum",
     "MissingExtraError",
     "NNLOError",
@@ -83,13 +64,13 @@ __all__ = [
     "Segment",
     "SGD",
     "StartupError",
-    "Steady",
-    "Synchronous",
     "Target",
     "Topology",
     "TrainingReport",
     "VectorOptimizer",
 ]
+__all__ += _found.__all__
+__all__[:] = sorted(__all__, key=str.lower)
 
 say_public_module(__name__, __all__)
 guard_launched()

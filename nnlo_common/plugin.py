@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nnlo_common.algorithms import Algorithm, DynSGD
-from nnlo_common.algorithms import _mixins as mixins
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
@@ -60,7 +60,7 @@ from nnlo_common.training._readable_options import readable
 from nnlo_common.training._reducers import Reducer, ThreadReducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
-from nnlo_common.training._tree_joining import sub_servers_of
+from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
 from nnlo_common.training._written_paths import names_rank, path_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._checks import (
@@ -102,9 +102,11 @@ if TYPE_CHECKING:
 __all__ = [
     "agree",
     "Algorithm",
+    "ALGORITHMS",
     "all_same",
     "AllReduce",
     "AnswerT",
+    "AS_YOURS",
     "as_values",
     "assigned",
     "AUTO",
@@ -127,7 +129,6 @@ __all__ = [
     "DamagedError",
     "Death",
     "DivisibleWorld",
-    "DynSGD",
     "End",
     "end_of",
     "engine",
@@ -155,7 +156,6 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
-    "mixins",
     "Moment",
     "Moves",
     "Moving",
@@ -207,7 +207,6 @@ __all__ = [
     "Start",
     "StepProfiler",
     "Stopping",
-    "sub_servers_of",
     "table",
     "TeamMessage",
     "ThreadReducer",
@@ -225,6 +224,8 @@ __all__ = [
     "whole",
     "whole_file",
     "whole_number",
+    "wrapper_class",
+    "WrapperBase",
     "write_whole",
 ]
 

@@ -25,6 +25,7 @@ except ModuleNotFoundError as missing:
     raise
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
+from nnlo_keras import _wrappers
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
@@ -39,30 +40,21 @@ from nnlo_keras._gpu import use_gpu
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
-from nnlo_keras._wrappers import AGN, EAMSGD, EASGD, GEM, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_keras._wrappers import *  # noqa: F403 - a wrapper for each algorithm
 
 if TYPE_CHECKING:
     from nnlo_keras.tune import MPITuner as MPITuner
 
 __all__ = [
-    "AGN",
     "Broadcast",
     "Checkpoint",
-    "DiLoCo",
     "Distribute",
-    "Downpour",
-    "DynSGD",
-    "EAMSGD",
-    "EASGD",
-    "GEM",
     "H5Sequence",
-    "LocalSGD",
     "MPITuner",
     "MetricAverage",
     "Progress",
     "Pruning",
     "Report",
-    "Synchronous",
     "WarmUp",
     "Wrapper",
     "epochs_per_rank",
@@ -71,6 +63,8 @@ __all__ = [
     "shard",
     "use_gpu",
 ]
+__all__ += _wrappers.__all__
+__all__[:] = sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

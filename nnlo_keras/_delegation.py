@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, DynSGD
+from nnlo_common.plugin import Algorithm
 from nnlo_keras._compat import MADE_AT_ONCE, OptimizerInside
 
 __all__ = ["OPTIONS", "Delegation"]
@@ -86,7 +86,7 @@ class Delegation(OptimizerInside):
                 f"global_clipnorm={inner.global_clipnorm}: each server would clip its part of the gradient "
                 "by the norm of that part; use servers=1 or clipnorm"
             )
-        if inner.gradient_accumulation_steps and isinstance(rule, DynSGD):
+        if inner.gradient_accumulation_steps and rule.scales_by_staleness:
             steps = inner.gradient_accumulation_steps
             raise ConfigurationError(
                 f"{name} cannot wrap an optimizer with gradient_accumulation_steps={steps}: it divides each "

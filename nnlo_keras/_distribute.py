@@ -376,7 +376,7 @@ class Distribute(keras.callbacks.Callback):
 
     def _refuse_to_wait_at_start(self, algorithm: Algorithm) -> None:
         """Refuse callbacks that wait for all workers before the first batch if some join later."""
-        alone = getattr(algorithm, "warm_start", 0)
+        alone = algorithm.commits_alone()
         meeting = [type(one).__name__ for one in self._rank_callbacks if one.meets_at_start]
         if alone and meeting:
             error = ConfigurationError(

@@ -52,7 +52,7 @@ class Exchanges:
         self._frozen_here = self._sums and not wrappers[0].moves_locally  # only exchanges change weights
         self._attaches = undisturbed and self._frozen_here
         self._steps_here = wrappers[0].algorithm.local_optimizer() is not None
-        self._exchange_first = getattr(team.algorithm, "order", "") == "paper"
+        self._exchange_first = team.algorithm.exchanges_first()
         if self._steps_here and sizes.per_execution > 1:
             raise ConfigurationError(
                 f"{type(wrappers[0]).__name__} needs the gradient of each batch, but compile() was given "

@@ -14,7 +14,7 @@ import numpy as np
 from keras.optimizers import LossScaleOptimizer
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import GroupRank, Session, Vector, mixins, speaks
+from nnlo_common.plugin import AS_YOURS, GroupRank, Session, Vector, speaks
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callback_lists import last_of
 from nnlo_keras._callbacks._rank_callback import numbers
@@ -85,7 +85,7 @@ def _descend(wrappers: Sequence[Wrapper], weights: Weights) -> None:
     """Make a step of plain SGD."""
     gradient, parameters = _unscaled(wrappers, weights), weights.parameters.vector
     for wrapper, owned in zip(wrappers, weights.places, strict=True):
-        rate = wrapper.current_rate if wrapper.local_rate == mixins.AS_YOURS else wrapper.local_rate
+        rate = wrapper.current_rate if wrapper.local_rate == AS_YOURS else wrapper.local_rate
         for index in weights.layout.inside(owned):  # not the marks between them
             place = weights.layout.segments[index].place
             parameters[place] -= np.float32(rate) * gradient[place]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, AllReduce, launched, mixins, sub_servers_of, whole_number
+from nnlo_common.plugin import AS_YOURS, Algorithm, AllReduce, WrapperBase, launched, whole_number
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
@@ -28,7 +28,7 @@ class StepMode(enum.Enum):
     SERVE = "the wrapped optimizer steps the centre, outside of the training step"
 
 
-class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
+class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
     """A Keras optimizer around yours; `nnlo_keras.Distribute` in the callbacks makes it take part.
 
     In a process alone it does exactly what yours does. It takes no weight decay, clipping or averages itself:
@@ -82,11 +82,13 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
-        rate = local is None or local == mixins.AS_YOURS or isinstance(local, int | float | np.number)
+        rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, whole_number("servers", servers, 0)
         self.group_size = None if group_size is None else whole_number("group_size", group_size, 1)
         self.all_reduce = AllReduce.of(type(self).__name__, all_reduce, self.servers, self.group_size)
+        if not rate:  # `get_config` serializes it
+            own = {option: value for option, value in own.items() if option != _local_name(algorithm)}
         self._own, self.mode = own, StepMode.ALONE
         self.local_optimizer = None if rate else _local(local, type(self).__name__)
         self.local_rate = local if rate else None
@@ -101,10 +103,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     def _wrap(
         self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
     ) -> None:
-        self._refuse_unknown(common, Wrapper.__init__)
         Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
-        if self.local_optimizer is not None:
-            del own["local"]  # `get_config` serializes it
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
         return _momentum_of(keras.optimizers.get(optimizer), type(self).__name__, nesterov=nesterov)
@@ -160,7 +159,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         if self.local_optimizer is not None:
             self.local_optimizer.apply(grads, variables)
         elif self.local_rate:
-            rate = self.learning_rate if self.local_rate == mixins.AS_YOURS else self.local_rate
+            rate = self.learning_rate if self.local_rate == AS_YOURS else self.local_rate
             for gradient, variable in zip(grads, variables, strict=True):
                 if gradient is not None:
                     dense = keras.ops.cast(
@@ -171,7 +170,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
     @property
     def sub_servers(self) -> Any:
         """The number of sub-servers of an elastic tree, or "host"; 0: none."""
-        return sub_servers_of(self.algorithm)
+        return self.algorithm.tree()
 
     @property
     def grouped(self) -> bool:
@@ -190,7 +189,8 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def describe(self) -> str:
         """Return one line that is equal for equal options, to compare ranks and optimizers."""
-        local = "" if self.local_optimizer is None else f"local={type(self.local_optimizer).__name__}"
+        moved = self.local_optimizer
+        local = "" if moved is None else f"{_local_name(self.algorithm)}={type(moved).__name__}"
         own = [f"{name}={value!r}" for name, value in self._own.items() if value is not None]
         return f"{type(self).__name__}({', '.join([*own, *filter(None, [local])])})"
 
@@ -265,7 +265,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         if self.all_reduce.name != "auto":
             config["all_reduce"] = self.all_reduce.name
         if self.local_optimizer is not None:
-            config["local"] = _serialized(self.local_optimizer)
+            config[_local_name(self.algorithm)] = _serialized(self.local_optimizer)
         return {**config, **self._own}
 
     @classmethod
@@ -273,7 +273,7 @@ class Wrapper(mixins.WrapperBase, Delegation, keras.optimizers.Optimizer):
         """Make a wrapper from what `get_config` returned."""
         config = dict(config)
         # keras.optimizers.deserialize has a fixed list of optimizers, which lacks Lamb.
-        for name in ("optimizer", "local"):
+        for name in ("optimizer", _local_name(cls.of)):
             if isinstance(config.get(name), dict):
                 one = keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
                 config[name] = one
@@ -286,6 +286,12 @@ def wrapper_of(optimizer: Any) -> Wrapper | None:
     if isinstance(optimizer, Wrapper):
         return optimizer
     return inner if isinstance(inner, Wrapper) else None
+
+
+def _local_name(algorithm: Algorithm | type[Algorithm]) -> str:
+    """Return the name of the option that may be an optimizer for local steps; empty if there is none."""
+    one = algorithm.local_option()
+    return "" if one is None else one.name
 
 
 def _serialized(optimizer: Any) -> dict[str, Any]:

@@ -1,21 +1,24 @@
-"""Algorithms as Keras optimizers; the core's mixins define their options."""
+"""Algorithms as Keras optimizers; their constructors are made of the algorithms' declarations.
+
+The stub beside this module has the constructors for editors, type checkers and the site; `make generated`
+writes it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
-from nnlo_common.plugin import mixins
+import nnlo_common
+from nnlo_common.plugin import ALGORITHMS, Algorithm, wrapper_class
 from nnlo_keras._wrapper import Wrapper
 
-__all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
+__all__ = ["wrapper"]
 
 _registered = keras.saving.register_keras_serializable("nnlo")
 
 
 @_registered
-class Downpour(mixins.DownpourMixin[Any], Wrapper):
+class Downpour(Wrapper, algorithm=nnlo_common.Downpour):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
 
     See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights equal those of a
@@ -29,7 +32,7 @@ class Downpour(mixins.DownpourMixin[Any], Wrapper):
 
 
 @_registered
-class Synchronous(mixins.SynchronousMixin[Any], Wrapper):
+class Synchronous(Wrapper, algorithm=nnlo_common.Synchronous):
     """Synchronous SGD: your optimizer steps the centre with the mean gradient of each batch.
 
     See `nnlo_common.Synchronous`. p workers with batches of B are one process with batches of p B.
@@ -42,7 +45,7 @@ class Synchronous(mixins.SynchronousMixin[Any], Wrapper):
 
 
 @_registered
-class EASGD(mixins.EASGDMixin[Any], Wrapper):
+class EASGD(Wrapper, algorithm=nnlo_common.EASGD):
     """Elastic averaging: your optimizer runs on each worker; each exchange pulls worker and centre together.
 
     See `nnlo_common.EASGD` for the equations and the stability of each order.
@@ -55,7 +58,7 @@ class EASGD(mixins.EASGDMixin[Any], Wrapper):
 
 
 @_registered
-class EAMSGD(mixins.EAMSGDMixin[Any], Wrapper):
+class EAMSGD(Wrapper, algorithm=nnlo_common.EAMSGD):
     """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
 
     See `nnlo_common.EAMSGD`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: it only supplies the
@@ -70,7 +73,7 @@ class EAMSGD(mixins.EAMSGDMixin[Any], Wrapper):
 
 
 @_registered
-class GEM(mixins.GEMMixin[Any], Wrapper):
+class GEM(Wrapper, algorithm=nnlo_common.GEM):
     """Gradient energy matching: the workers together move with the energy of one momentum SGD.
 
     See `nnlo_common.GEM`. Your optimizer, a `keras.optimizers.SGD`, is not stepped: it only supplies the
@@ -84,7 +87,7 @@ class GEM(mixins.GEMMixin[Any], Wrapper):
 
 
 @_registered
-class AGN(mixins.AGNMixin[Any], Wrapper):
+class AGN(Wrapper, algorithm=nnlo_common.AGN):
     """Accumulated gradient normalization: explore with plain SGD, push the mean of its gradients.
 
     See `nnlo_common.AGN`.
@@ -97,7 +100,7 @@ class AGN(mixins.AGNMixin[Any], Wrapper):
 
 
 @_registered
-class DynSGD(mixins.DynSGDMixin[Any], Wrapper):
+class DynSGD(Wrapper, algorithm=nnlo_common.DynSGD):
     """Staleness-aware SGD: your optimizer steps the centre; staler gradients are scaled down more.
 
     See `nnlo_common.DynSGD`.
@@ -110,7 +113,7 @@ class DynSGD(mixins.DynSGDMixin[Any], Wrapper):
 
 
 @_registered
-class LocalSGD(mixins.LocalSGDMixin[Any], Wrapper):
+class LocalSGD(Wrapper, algorithm=nnlo_common.LocalSGD):
     """Local SGD: your optimizer runs on each worker; after each round all take the mean of their weights.
 
     See `nnlo_common.LocalSGD`.
@@ -123,7 +126,7 @@ class LocalSGD(mixins.LocalSGDMixin[Any], Wrapper):
 
 
 @_registered
-class DiLoCo(mixins.DiLoCoMixin[Any], Wrapper):
+class DiLoCo(Wrapper, algorithm=nnlo_common.DiLoCo):
     """DiLoCo: your optimizer makes local rounds; their mean displacement drives an outer Nesterov SGD.
 
     See `nnlo_common.DiLoCo`.
@@ -133,3 +136,34 @@ class DiLoCo(mixins.DiLoCoMixin[Any], Wrapper):
         >>> optimizer.get_config()["every"]
         50
     """
+
+
+def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]:
+    """Return the wrapper of an algorithm, also of one of your own; Keras can save models that have it.
+
+    To pickle the class or give it a docstring, write `class MyAlgorithm(nnlo_keras.Wrapper, algorithm=...)`.
+
+    Args:
+        algorithm: a subclass of `nnlo_common.algorithms.Algorithm`.
+
+    Example:
+        >>> import nnlo_common, nnlo_keras
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Eager(nnlo_common.Downpour):
+        ...     every: int = nnlo_common.algorithms.option(1, "steps between exchanges", least=1)
+        >>> optimizer = nnlo_keras.wrapper(Eager)(keras.optimizers.SGD(0.1), lag=1)
+        >>> optimizer.get_config()["lag"]
+        1
+    """
+    found = globals().get(algorithm.__name__)
+    if isinstance(found, type) and issubclass(found, Wrapper) and found.of is algorithm:
+        return found
+    made: type[Wrapper] = _registered(wrapper_class(Wrapper, algorithm, __name__))
+    return made
+
+
+# An algorithm without a class above has the docstring of its dataclass.
+for _one in ALGORITHMS.values():
+    globals().setdefault(_one.__name__, wrapper(_one))
+    __all__ += [_one.__name__]  # noqa: PLE0604

@@ -20,6 +20,7 @@ except ModuleNotFoundError as missing:
     raise MissingExtraError("nnlo_torch", "torch", "torch") from None
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
+from nnlo_torch import _wrappers
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
@@ -29,39 +30,18 @@ from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
-from nnlo_torch._wrappers import (
-    AGN,
-    EAMSGD,
-    EASGD,
-    GEM,
-    DiLoCo,
-    Downpour,
-    DynSGD,
-    LocalSGD,
-    Steady,
-    Synchronous,
-)
+from nnlo_torch._wrappers import *  # noqa: F403 - a wrapper for each algorithm
 
 __all__ = [
-    "AGN",
     "Checkpoint",
-    "DiLoCo",
-    "Downpour",
-    "DynSGD",
-    "EAMSGD",
-    "EASGD",
     "EMA",
     "EarlyStopping",
-    "GEM",
     "H5Batches",
     "H5Dataset",
-    "LocalSGD",
     "Progress",
     "Report",
     "ShardIterable",
     "ShardSampler",
-    "Steady",
-    "Synchronous",
     "Target",
     "Wrapper",
     "device",
@@ -69,5 +49,7 @@ __all__ = [
     "optimize",
     "scale_lr",
 ]
+__all__ += _wrappers.__all__
+__all__[:] = sorted(__all__)
 
 say_public_module(__name__, __all__)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import AUTO, AllReduce, Periodic, RankWorld, Session, readable
+from nnlo_common.plugin import ALGORITHMS, AUTO, AllReduce, Periodic, RankWorld, Session, readable
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients
@@ -22,14 +22,6 @@ __all__ = ["AveragedWeights", "JointTraining", "collective", "joint_training"]
 
 #: The latest training of each world: each trial of a search has one, the whole job has `_HERE`.
 _latest: weakref.WeakKeyDictionary[Any, weakref.ref[JointTraining]] = weakref.WeakKeyDictionary()
-
-#: Why optimizers that take turns cannot share a training with these algorithms.
-_ONE_ONLY = {
-    "GEM": "its momentum moves all parameters in each step",
-    "EAMSGD": "its momentum moves all parameters in each step",
-    "AGN": "its mean gradient would count the steps of the other optimizer",
-    "Steady": "its gain compares neighbouring gradients of one loss, and counts each sample once",
-}
 
 
 def collective(text: str) -> ConfigurationError:
@@ -180,11 +172,12 @@ class JointTraining:
                 "made: the wrappers of one training must be of one kind with the same options. If the other "
                 "one is over, call optimizer.close() on its wrapper first"
             )
-        if name in _ONE_ONLY:
+        if wrapper.algorithm.one_optimizer:
+            *others, last = (one.__name__ for one in ALGORITHMS.values() if not one.one_optimizer)
             raise collective(
-                f"a training with several optimizers cannot use {name}: {_ONE_ONLY[name]}; use Downpour, "
-                "Synchronous, DynSGD, EASGD, LocalSGD or DiLoCo, or call optimizer.close() on the first "
-                "wrapper if its training is over"
+                f"a training with several optimizers cannot use {name}: {wrapper.algorithm.one_optimizer}; "
+                f"use {', '.join(others)} or {last}, or call optimizer.close() on the first wrapper if its "
+                "training is over"
             )
         if self.settled:
             raise collective(

@@ -7,7 +7,7 @@ import math
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import is_number, mixins
+from nnlo_common.plugin import AS_YOURS, is_number
 from nnlo_torch._compat import stepped
 from nnlo_torch._participation import Participation
 
@@ -42,7 +42,7 @@ def local_of(
     """
     if local is None:
         return 0.0, None
-    if local == mixins.AS_YOURS:
+    if local == AS_YOURS:
         return float(optimizer.param_groups[0]["lr"]), None
     if is_number(local) and 0 <= local < math.inf:
         return float(local), None

@@ -6,13 +6,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Algorithm, RankWorld, launched, mixins, readable
+from nnlo_common.plugin import AS_YOURS, Algorithm, RankWorld, WrapperBase, launched, readable
 from nnlo_torch._advice import explain_missing_variables
 from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
 from nnlo_torch._compat import global_hooks, hooks_of, stepped, without_hooks
@@ -23,6 +22,7 @@ from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._saved_files import warn_of_saves
 from nnlo_torch._schedules import follow_progress
 from nnlo_torch._step_weights import checked_weight
+from nnlo_torch._stretches import refuse_options
 from nnlo_torch._team import join_team
 
 __all__ = ["Wrapper", "current"]
@@ -35,7 +35,7 @@ def current() -> Wrapper | None:
     return None if _current is None else _current()
 
 
-class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
+class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
     """An optimizer around yours; its parameter groups *are* yours, so schedulers set your learning rates.
 
     In a process alone it does exactly what yours does. In a training of several ranks, `step` exchanges with
@@ -151,6 +151,7 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         self.optimizer, self.algorithm, self.local = optimizer, algorithm, local
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.rank, self.size, self.role, self.weight = 0, 1, "alone", None
+        self._follows = False  # whether local steps have your optimizer's learning rate
 
     def _wrap(
         self,
@@ -160,12 +161,14 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
         local: Any = None,
         **common: Any,
     ) -> None:
-        self._refuse_unknown(common, Wrapper.__init__)
         refuse(optimizer, type(self).__name__)
+        if algorithm.steps_in_place:
+            refuse_options(optimizer, type(self).__name__)
         rate, moves = local_of(local, optimizer, type(self).__name__)
-        if rate:
-            algorithm = replace(algorithm, local_learning_rate=rate)  # type: ignore[call-arg]
-        Wrapper.__init__(self, optimizer, algorithm, local=moves, **common)
+        Wrapper.__init__(
+            self, optimizer, algorithm.with_local_rate(rate) if rate else algorithm, local=moves, **common
+        )
+        self._follows = local == AS_YOURS
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
         return momentum_of(optimizer, type(self).__name__, nesterov=nesterov)
@@ -363,10 +366,10 @@ class Wrapper(mixins.WrapperBase, Participation, torch.optim.Optimizer):
 
     def _change_gradient(self) -> None:
         """Change the collected gradient as the algorithm needs it."""
-
-    def _scale_by_rates(self) -> None:
-        """Multiply each gradient by its group's learning rate, for algorithms that do not step yours."""
-        assert self._flat_model is not None  # never called in a process alone
-        rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
-        for view, rate in zip(self._flat_model.gradient_views, rates, strict=True):
-            view.mul_(rate)
+        if self.algorithm.optimizer_runs == "nowhere":  # nothing else applies your learning rates
+            assert self._flat_model is not None  # never called in a process alone
+            rates = [group["lr"] for group in self.param_groups for _ in group["params"]]
+            for view, rate in zip(self._flat_model.gradient_views, rates, strict=True):
+                view.mul_(rate)
+        elif self._follows and self._team is not None:
+            self._team.set_local_rate(float(self.param_groups[0]["lr"]))

@@ -1,20 +1,21 @@
-"""Algorithms as torch optimizers; the core's mixins define their options."""
+"""Algorithms as torch optimizers; their constructors are made of the algorithms' declarations.
+
+The stub beside this module has the constructors for editors, type checkers and the site; `make generated`
+writes it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import torch  # noqa: F401 - of the examples
 
-import torch
-
-from nnlo_common import Steady as SteadyAlgorithm
-from nnlo_common.plugin import mixins
-from nnlo_torch._stretches import refuse_options
+import nnlo_common
+from nnlo_common.plugin import ALGORITHMS, Algorithm, wrapper_class
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["AGN", "EAMSGD", "EASGD", "GEM", "DiLoCo", "Downpour", "DynSGD", "LocalSGD", "Synchronous"]
+__all__ = ["wrapper"]
 
 
-class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
+class Downpour(Wrapper, algorithm=nnlo_common.Downpour):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
 
     See `nnlo_common.Downpour` for the equations. With one worker and every=1 the weights equal those of the
@@ -32,28 +33,23 @@ class Downpour(mixins.DownpourMixin[torch.optim.Optimizer], Wrapper):
     """
 
 
-class Steady(Wrapper):
-    """Steady: the accuracy of one process with its settings, on any number of workers."""
+class Steady(Wrapper, algorithm=nnlo_common.Steady):
+    """The accuracy of one process with its settings, on any number of workers, nothing tuned again.
 
-    def __init__(
-        self,
-        optimizer: Any,
-        *,
-        every: int = 1,
-        passes: Literal["progress", "fixed"] = "progress",
-        synchronous: bool = False,
-        memory: float | None = None,
-        brake: float = 1.5,
-        lag: int = 0,
-        **options: Any,
-    ) -> None:
-        own: dict[str, Any] = {"every": every, "passes": passes, "synchronous": synchronous}
-        own |= {"memory": memory, "brake": brake, "lag": lag}
-        refuse_options(optimizer, "Steady")
-        self._wrap(optimizer, SteadyAlgorithm(**own), own, **options)
+    Change `torch.optim.SGD(parameters, lr=0.03, momentum=0.9)` to
+    `nnlo_torch.Steady(torch.optim.SGD(parameters, lr=0.03, momentum=0.9))`, and `shuffle=True` of the loader
+    to `sampler=nnlo_torch.ShardSampler(dataset)`. See `nnlo_common.Steady` for the equations. Epochs end
+    when the progress of one epoch is made, and schedules by batch follow progress.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Steady(torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9))
+        >>> optimizer.param_groups[0]["lr"]  # of one process, whatever the number of workers
+        0.03
+    """
 
 
-class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):
+class Synchronous(Wrapper, algorithm=nnlo_common.Synchronous):
     """Synchronous SGD: your optimizer steps the centre with the mean gradient of each step.
 
     See `nnlo_common.Synchronous`. p workers with batches of B are one process with batches of p B.
@@ -66,7 +62,7 @@ class Synchronous(mixins.SynchronousMixin[torch.optim.Optimizer], Wrapper):
     """
 
 
-class EASGD(mixins.EASGDMixin[torch.optim.Optimizer], Wrapper):
+class EASGD(Wrapper, algorithm=nnlo_common.EASGD):
     """Elastic averaging: your optimizer runs on each worker; each exchange pulls worker and centre together.
 
     See `nnlo_common.EASGD` for the equations and the stability of each order.
@@ -79,7 +75,7 @@ class EASGD(mixins.EASGDMixin[torch.optim.Optimizer], Wrapper):
     """
 
 
-class EAMSGD(mixins.EAMSGDMixin[torch.optim.Optimizer], Wrapper):
+class EAMSGD(Wrapper, algorithm=nnlo_common.EAMSGD):
     """Elastic averaging with Nesterov momentum, exchanged in the paper's order.
 
     See `nnlo_common.EAMSGD`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the
@@ -94,11 +90,8 @@ class EAMSGD(mixins.EAMSGDMixin[torch.optim.Optimizer], Wrapper):
         10
     """
 
-    def _change_gradient(self) -> None:
-        self._scale_by_rates()
 
-
-class GEM(mixins.GEMMixin[torch.optim.Optimizer], Wrapper):
+class GEM(Wrapper, algorithm=nnlo_common.GEM):
     """Gradient energy matching: the workers together move with the energy of one momentum SGD.
 
     See `nnlo_common.GEM`. Your optimizer, a `torch.optim.SGD`, is not stepped: it only supplies the learning
@@ -111,11 +104,8 @@ class GEM(mixins.GEMMixin[torch.optim.Optimizer], Wrapper):
         2.0
     """
 
-    def _change_gradient(self) -> None:
-        self._scale_by_rates()
 
-
-class AGN(mixins.AGNMixin[torch.optim.Optimizer], Wrapper):
+class AGN(Wrapper, algorithm=nnlo_common.AGN):
     """Accumulated gradient normalization: explore with plain SGD, push the mean of its gradients.
 
     See `nnlo_common.AGN`.
@@ -127,18 +117,8 @@ class AGN(mixins.AGNMixin[torch.optim.Optimizer], Wrapper):
         15
     """
 
-    def _wrap(
-        self, optimizer: Any, algorithm: Any, own: dict[str, Any], local: Any = None, **common: Any
-    ) -> None:
-        super()._wrap(optimizer, algorithm, own, local, **common)
-        self._follows = local == mixins.AS_YOURS
 
-    def _change_gradient(self) -> None:
-        if self._follows and self._team is not None:
-            self._team.set_local_rate(float(self.param_groups[0]["lr"]))
-
-
-class DynSGD(mixins.DynSGDMixin[torch.optim.Optimizer], Wrapper):
+class DynSGD(Wrapper, algorithm=nnlo_common.DynSGD):
     """Staleness-aware SGD: your optimizer steps the centre; staler gradients are scaled down more.
 
     See `nnlo_common.DynSGD`.
@@ -151,7 +131,7 @@ class DynSGD(mixins.DynSGDMixin[torch.optim.Optimizer], Wrapper):
     """
 
 
-class LocalSGD(mixins.LocalSGDMixin[torch.optim.Optimizer], Wrapper):
+class LocalSGD(Wrapper, algorithm=nnlo_common.LocalSGD):
     """Local SGD: your optimizer runs on each worker; after each round all take the mean of their weights.
 
     See `nnlo_common.LocalSGD`.
@@ -164,7 +144,7 @@ class LocalSGD(mixins.LocalSGDMixin[torch.optim.Optimizer], Wrapper):
     """
 
 
-class DiLoCo(mixins.DiLoCoMixin[torch.optim.Optimizer], Wrapper):
+class DiLoCo(Wrapper, algorithm=nnlo_common.DiLoCo):
     """DiLoCo: your optimizer makes local rounds; their mean displacement drives an outer Nesterov SGD.
 
     See `nnlo_common.DiLoCo`.
@@ -175,3 +155,34 @@ class DiLoCo(mixins.DiLoCoMixin[torch.optim.Optimizer], Wrapper):
         >>> optimizer.algorithm.outer_learning_rate, optimizer.algorithm.outer_momentum
         (0.7, 0.9)
     """
+
+
+def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]:
+    """Return the wrapper of an algorithm, also of one of your own.
+
+    To pickle the class or give it a docstring, write `class MyAlgorithm(nnlo_torch.Wrapper, algorithm=...)`.
+
+    Args:
+        algorithm: a subclass of `nnlo_common.algorithms.Algorithm`.
+
+    Example:
+        >>> import nnlo_common, nnlo_torch
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Eager(nnlo_common.Downpour):
+        ...     every: int = nnlo_common.algorithms.option(1, "steps between exchanges", least=1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = nnlo_torch.wrapper(Eager)(torch.optim.SGD(model.parameters(), lr=0.1), lag=1)
+        >>> optimizer.algorithm.lag
+        1
+    """
+    found = globals().get(algorithm.__name__)
+    if isinstance(found, type) and issubclass(found, Wrapper) and found.of is algorithm:
+        return found
+    return wrapper_class(Wrapper, algorithm, __name__)
+
+
+# An algorithm without a class above has the docstring of its dataclass.
+for _one in ALGORITHMS.values():
+    globals().setdefault(_one.__name__, wrapper(_one))
+    __all__ += [_one.__name__]  # noqa: PLE0604

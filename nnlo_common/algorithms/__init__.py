@@ -7,32 +7,11 @@ on flat float32 vectors only, so the virtual cluster tests the very code that ru
 
 from __future__ import annotations
 
-from nnlo_common.algorithms._agn import AGN
-from nnlo_common.algorithms._diloco import DiLoCo
-from nnlo_common.algorithms._downpour import Downpour
-from nnlo_common.algorithms._dynsgd import DynSGD
-from nnlo_common.algorithms._easgd import EAMSGD, EASGD
-from nnlo_common.algorithms._gem import GEM
-from nnlo_common.algorithms._localsgd import LocalSGD
+from nnlo_common.algorithms import _found
+from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, GainReport, WorkerRule
-from nnlo_common.algorithms._steady import Steady
-from nnlo_common.algorithms._synchronous import Synchronous
 
-__all__ = [
-    "AGN",
-    "Algorithm",
-    "Ask",
-    "CenterRule",
-    "Contribution",
-    "DiLoCo",
-    "Downpour",
-    "DynSGD",
-    "EAMSGD",
-    "EASGD",
-    "GEM",
-    "GainReport",
-    "LocalSGD",
-    "Steady",
-    "Synchronous",
-    "WorkerRule",
-]
+__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "WorkerRule", "option"]
+__all__ += _found.__all__
+__all__[:] = sorted(__all__, key=str.lower)

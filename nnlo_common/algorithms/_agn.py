@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
 from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
@@ -54,13 +56,14 @@ class AGN(Algorithm):
         array([0.625], dtype=float32)
     """
 
-    every: int = 10
-    local_learning_rate: float
+    one_optimizer: ClassVar[str] = "its mean gradient would count the steps of the other optimizer"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("every", least=1)
-        self._real("local_learning_rate", least=0)
+    every: int = option(10, "steps of a worker between exchanges", least=1)
+    local_learning_rate: float = option(
+        help="learning rate of a worker's local steps between exchanges; without it, your optimizer's",
+        least=0,
+        local="rate",
+    )
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from nnlo_common.algorithms._localsgd import LocalSGDWorker
 from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
@@ -97,18 +98,17 @@ class DiLoCo(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+    outer_optimizer: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
     trains_in_rounds: ClassVar[bool] = True
 
-    every: int = 500
-    outer_learning_rate: float = 0.7
-    outer_momentum: float = 0.9
+    every: int = option(500, "steps of a worker between exchanges", least=1)
+    outer_learning_rate: float = option(0.7, "of the outer SGD")
+    outer_momentum: float = option(0.9, "of the outer SGD", least=0, below=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._real("outer_learning_rate")
-        self._real("outer_momentum", least=0, below=1)
-        self._whole("every", least=1)
+    def steps_until_move(self) -> int:
+        """Return H: what is left of an epoch goes on in the next."""
+        return self.every
 
     def worker(self, size: int, workers: int) -> DiLoCoWorker:
         """Make the worker's half."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms._options import Declared, option
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -17,9 +18,12 @@ from nnlo_common.algorithms._rule import (
     mean_of,
 )
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, moves
+from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._flat_vector import PartWork, Vector
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
+
+_OF_EVERY = ("n_push", "n_fetch", "schedule")
 
 
 class DownpourWorker(WorkerRule):
@@ -140,19 +144,44 @@ class Downpour(Algorithm):
         array([0.125], dtype=float32)
     """
 
-    n_push: int = 1
-    n_fetch: int = 1
-    schedule: Literal["dean", "aligned"] = "dean"
-    local_learning_rate: float = 0.0
-    warm_start: int = 0
+    shorthands: ClassVar[tuple[Declared, ...]] = (
+        Declared(name="every", type=int, default=1, help="steps of a worker between exchanges", least=1),
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("n_push", "n_fetch"):
-            self._whole(name, least=1)
-        self._one_of("schedule", "dean", "aligned")
-        self._real("local_learning_rate", least=0)
-        self._whole("warm_start", least=0)
+    n_push: int = option(1, "steps between pushes, if not as every says", least=1, unset=True)
+    n_fetch: int = option(1, "steps between fetches, if not as every says", least=1, unset=True)
+    schedule: Literal["dean", "aligned"] = option(
+        "dean", "whether the first push is after the first step", absent="always aligned", fixed="aligned"
+    )
+    local_learning_rate: float = option(
+        0.0,
+        "learning rate of a worker's local steps between fetches; without it there are none",
+        least=0,
+        called="local",
+        local="optimizer",
+    )
+    warm_start: int = option(0, "commits of the first worker before the others join", least=0)
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any], **taken: Any) -> Self:
+        """Return the algorithm; `every` stands for both n_push and n_fetch where they are not given."""
+        every = whole_number("every", options.get("every", 1), 1)
+        given = {name: value for name, value in options.items() if value is not None}
+        return super().of_options({"n_push": every, "n_fetch": every, **given}, **taken)
+
+    @classmethod
+    def shortened(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """Return what is not at its default, with `every` for what it stands for."""
+        every = options.get("n_push")
+        aligned = every == "1" or options.get("schedule") == "'aligned'"
+        if every is None or every != options.get("n_fetch") or not aligned:
+            return super().shortened(options)
+        others = {name: value for name, value in options.items() if name not in _OF_EVERY}
+        return {**({} if every == "1" else {"every": every}), **super().shortened(others)}
+
+    def commits_alone(self) -> int:
+        """Return how many commits the first worker makes before the others train."""
+        return self.warm_start
 
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half."""

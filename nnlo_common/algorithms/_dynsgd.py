@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Contribution
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector
@@ -62,11 +64,9 @@ class DynSGD(Algorithm):
         array([-1.5], dtype=float32)
     """
 
-    every: int = 1
+    scales_by_staleness: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("every", least=1)
+    every: int = option(1, "steps of a worker between exchanges", least=1)
 
     def worker(self, size: int, workers: int) -> DownpourWorker:
         """Make the worker's half, which is Downpour's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
+from nnlo_common.algorithms._options import FROM_OPTIMIZER, option
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector, blocks
@@ -22,6 +22,11 @@ _BLOCK = 65536  # numbers: a block of the centre and one of a contribution fit a
 
 
 _SUB_EVERY = 10
+#: Why only elastic averaging has sub-servers, and what else to do.
+_ONLY_ELASTIC = (
+    "is for EASGD and EAMSGD only: in a tree of servers any other algorithm would move the centre late, by "
+    "sums whose staleness adds up from level to level, and gain nothing; use servers=M or a larger every"
+)
 _TIED = "a sub-server's centre belongs to its own workers; continue with as many ranks"
 
 
@@ -134,33 +139,37 @@ class EASGD(Algorithm):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
 
-    every: int = 10
-    alpha: float | None = None
-    beta: float = 0.9
-    beta_per: Literal["exchange", "step"] = "exchange"
-    order: Literal["paper", "step_first"] = "step_first"
-    synchronous: bool = False
-    sub_servers: int | Literal["host"] = 0
-    sub_every: int = _SUB_EVERY
-    sub_alpha: float | None = None
+    every: int = option(10, "steps of a worker between exchanges", least=1)
+    alpha: float | None = option(
+        None, "the moving rate", below=1, replaces=("beta", "alpha = beta / workers")
+    )
+    beta: float = option(0.9, "p alpha for p workers")
+    beta_per: Literal["exchange", "step"] = option("exchange", "whether beta is for an exchange or a step")
+    order: Literal["paper", "step_first"] = option(
+        "step_first", "whether the exchange or the step comes first"
+    )
+    synchronous: bool = option(False, "wait for all workers at each exchange")
+    sub_servers: int | Literal["host"] = option(
+        0,
+        "servers between the top server and the workers; host: one on each host",
+        least=0,
+        elsewhere=_ONLY_ELASTIC,
+    )
+    sub_every: int = option(
+        _SUB_EVERY,
+        "exchanges of a sub-server's workers between two of its own",
+        least=1,
+        elsewhere=_ONLY_ELASTIC,
+    )
+    sub_alpha: float | None = option(
+        None,
+        "the moving rate of sub-servers, with the top server; else from beta",
+        below=1,
+        elsewhere=_ONLY_ELASTIC,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_tree()
-        self._whole("every", least=1)
-        if self.alpha is not None:
-            self._real("alpha", below=1)
-        self._real("beta")
-        self._one_of("beta_per", "exchange", "step")
-        self._one_of("order", "paper", "step_first")
-
-    def _check_tree(self) -> None:
-        """Refuse options that a tree of servers cannot have."""
-        if self.sub_servers != "host":
-            self._whole("sub_servers", least=0)
-        self._whole("sub_every", least=1)
-        if self.sub_alpha is not None:
-            self._real("sub_alpha", below=1)
         if self.sub_servers:
             object.__setattr__(self, "tied_to_workers", _TIED)
         if not self.sub_servers and (self.sub_every != _SUB_EVERY or self.sub_alpha is not None):
@@ -212,6 +221,14 @@ class EASGD(Algorithm):
             )
         return alpha
 
+    def tree(self) -> int | Literal["host"]:
+        """Return the number of sub-servers."""
+        return self.sub_servers
+
+    def check_tree(self, sub_servers: int) -> None:
+        """Refuse too few sub-servers for beta: alpha must stay below 1 there, too."""
+        self.sub_moving_rate(sub_servers)
+
     def top_center(self, center: Vector, sub_servers: int) -> ElasticCenter:
         """Make the top server's half of an elastic tree."""
         return ElasticCenter(center, self.sub_moving_rate(sub_servers), synchronous=False)
@@ -220,14 +237,21 @@ class EASGD(Algorithm):
         """Make a sub-server's half of its edge to the top server; its steps are its workers' exchanges."""
         return ElasticWorker(every=self.sub_every, exchange_first=False)
 
-    def describe(self) -> str:
-        """Return one line, equal for equal options; without a tree, as if there were none."""
-        line = super().describe()
-        return line if self.sub_servers else re.sub(r", sub_\w+=[^,)]+", "", line)
+    def exchanges_until_top(self) -> int:
+        """Return how many exchanges of its workers a sub-server waits for."""
+        return self.sub_every
+
+    def exchanges_first(self) -> bool:
+        """Whether the exchange comes before the step."""
+        return self.order == "paper"
+
+    def steps_until_move(self) -> int:
+        """Return tau, and one more in the paper's order, whose first exchange moves nothing."""
+        return self.every + self.exchanges_first()
 
     def worker(self, size: int, workers: int) -> ElasticWorker:
         """Make the worker's half."""
-        return ElasticWorker(every=self.every, exchange_first=self.order == "paper", pipeline=self.lag)
+        return ElasticWorker(every=self.every, exchange_first=self.exchanges_first(), pipeline=self.lag)
 
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> ElasticCenter:
         """Make the centre's half."""
@@ -254,14 +278,15 @@ class EAMSGD(EASGD):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "nowhere"
 
-    order: Literal["paper", "step_first"] = "paper"
-    learning_rate: float
-    momentum: float = 0.99
+    made_of: ClassVar[Literal["", "momentum", "nesterov"]] = "nesterov"
+    one_optimizer: ClassVar[str] = "its momentum moves all parameters in each step"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._real("learning_rate")
-        self._real("momentum", least=0, below=1)
+    order: Literal["paper", "step_first"] = option(
+        "paper", "whether the exchange or the step comes first", absent="always the paper's"
+    )
+    # Wrappers put the learning rate into the gradient.
+    learning_rate: float = option(help="eta", absent=FROM_OPTIMIZER, fixed=1.0)
+    momentum: float = option(0.99, "delta", least=0, below=1, absent=FROM_OPTIMIZER)
 
     def local_optimizer(self) -> VectorOptimizer:
         """Return the look-ahead momentum optimizer of algorithm 2."""

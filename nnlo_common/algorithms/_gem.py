@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms._options import FROM_OPTIMIZER, option
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -190,26 +191,22 @@ class GEM(Algorithm):
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "nowhere"
 
-    every: int = 1
-    learning_rate: float = 0.01
-    momentum: float = 0.9
-    kappa: float = 1.0
-    clip: float | None = 5.0
-    epsilon: float = 1e-16
-    primed: bool = True
-    gradient_at: Literal["update", "center"] = "update"
+    made_of: ClassVar[Literal["", "momentum", "nesterov"]] = "momentum"
+    one_optimizer: ClassVar[str] = "its momentum moves all parameters in each step"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("every", least=1)
-        self._real("learning_rate")
-        self._real("momentum", least=0, below=1)
-        self._real("kappa")
-        if self.clip is not None:
-            self._real("clip")
-        # A smaller epsilon rounds to 0 in float32 and allows 0/0.
-        self._real("epsilon", least=1e-30)
-        self._one_of("gradient_at", "update", "center")
+    every: int = option(1, "batches whose gradients are averaged for one step", least=1)
+    # Wrappers put the learning rate into the gradient.
+    learning_rate: float = option(0.01, "eta of the proxy", absent=FROM_OPTIMIZER, fixed=1.0)
+    momentum: float = option(0.9, "mu of the proxy", least=0, below=1, absent=FROM_OPTIMIZER)
+    kappa: float = option(1.0, "limit of the collective's energy, in units of the proxy's")
+    clip: float | None = option(5.0, "upper bound of pi")
+    # A smaller epsilon rounds to 0 in float32 and allows 0/0.
+    epsilon: float = option(1e-16, "keeps pi finite", least=1e-30, absent="for study")
+    primed: bool = option(True, "take the first centre as the first stale centre")
+    gradient_at: Literal["update", "center"] = option(
+        "update", "where the next gradient is taken", absent="for study"
+    )
+    lag: int = option(0, "delay of the gradients, in steps", least=0)
 
     def worker(self, size: int, workers: int) -> GEMWorker:
         """Make the worker's half."""

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
@@ -82,13 +83,12 @@ class LocalSGD(Algorithm):
     weighs: ClassVar[bool] = True
     trains_in_rounds: ClassVar[bool] = True
 
-    every: int = 10
-    warmup: int = 0
+    every: int = option(10, "steps of a worker between exchanges", least=1)
+    warmup: int = option(0, "number of first steps that are each averaged", least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("every", least=1)
-        self._whole("warmup", least=0)
+    def steps_until_move(self) -> int:
+        """Return H, or 0 with a warm-up: what is left of an epoch goes on in the next."""
+        return 0 if self.warmup else self.every
 
     def worker(self, size: int, workers: int) -> LocalSGDWorker:
         """Make the worker's half."""

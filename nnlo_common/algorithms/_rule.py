@@ -15,14 +15,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NoReturn, Protocol
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
+from nnlo_common.algorithms._options import Declared, declared, option
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
-from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State, Stateful
@@ -375,6 +375,10 @@ def mean_of(contributions: Sequence[Contribution]) -> Vector:
 class Algorithm(ABC):
     """The options of an algorithm; makes the worker's and the centre's half.
 
+    A subclass is the only place that knows its name: each field declares an option by `option`, and each fact
+    that others need is a class attribute or a method here. A subclass in a module of this folder is found:
+    both frameworks have a wrapper for it, and `nnlo train` a mode.
+
     Attributes:
         lag: how many exchanges may be under way while the worker goes on (gradient lag, pipelined SGD:
             Kurth et al. 2018, arXiv:1810.01993). With lag L a step absorbs the reply to the exchange L
@@ -385,19 +389,43 @@ class Algorithm(ABC):
     #: Where the user's optimizer steps: at the centre, on each worker, or nowhere.
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "center"
 
+    #: The SGD that wrappers need, to take its learning rate and momentum; empty: any optimizer.
+    made_of: ClassVar[Literal["", "momentum", "nesterov"]] = ""
+
+    #: Whether the centre steps with an optimizer besides the workers', which `train_virtually` may be given.
+    outer_optimizer: ClassVar[bool] = False
+
+    #: Whether the rule makes the steps of SGD, Adam and AdamW itself, from the options of the user's.
+    steps_in_place: ClassVar[bool] = False
+
     #: Whether contributions are averaged, weighted by their numbers of samples.
     weighs: ClassVar[bool] = False
+
+    #: Whether the centre divides a gradient by its staleness, so that others must not add them up first.
+    scales_by_staleness: ClassVar[bool] = False
 
     #: Whether the centre gets the workers' steps in rounds only, so that the last round must be closed.
     trains_in_rounds: ClassVar[bool] = False
 
+    #: Why optimizers that take turns cannot share a training; empty where they can.
+    one_optimizer: ClassVar[str] = ""
+
     #: Why a training cannot resume with another number of workers; empty where it can, from the centre.
     tied_to_workers: ClassVar[str] = ""
 
-    lag: int = 0
+    #: Options of the wrappers and of `nnlo train` that are no fields; `of_options` makes fields of them.
+    shorthands: ClassVar[tuple[Declared, ...]] = ()
+
+    lag: int = option(0, "exchanges that may be under way while the worker trains on", least=0)
 
     def __post_init__(self) -> None:
-        self._whole("lag", least=0)
+        for name, one in declared(type(self)).items():
+            value = getattr(self, name)
+            if not one.holds(value):
+                self._refuse(f"{name}={value!r} is not possible: it must be {one.expected}")
+            object.__setattr__(self, name, one.exact(value))
+
+    # -- a rule in two halves -------------------------------------------------------------------------
 
     @abstractmethod
     def worker(self, size: int, workers: int) -> WorkerRule:
@@ -439,34 +467,96 @@ class Algorithm(ABC):
         """Return the optimizer of a rank that trains alone: the user's, or the algorithm's own."""
         return optimizer or self.local_optimizer() or self._needs_optimizer(None)
 
-    def _whole(self, name: str, *, least: int) -> None:
-        """Refuse the option `name` unless it is a whole number of at least `least`."""
-        value = getattr(self, name)
-        if not is_whole(value, least):
-            self._refuse_option(name, f"a whole number of at least {least}")
-        object.__setattr__(self, name, int(value))  # so that equal options have equal descriptions
+    def commits_alone(self) -> int:
+        """Return how many commits the first worker makes before the others train."""
+        return 0
 
-    def _real(
-        self, name: str, *, least: float | None = None, above: float = 0, below: float = math.inf
-    ) -> None:
-        """Refuse the option `name` unless it is a number in the given range."""
-        value = getattr(self, name)
-        low = f"above {above}" if least is None else f"at least {least}"
-        if (
-            not is_number(value)
-            or not (value > above if least is None else value >= least)
-            or not value < below
-        ):
-            self._refuse_option(name, low + (", finite" if below == math.inf else f" and below {below}"))
-        object.__setattr__(self, name, float(value))
+    def exchanges_first(self) -> bool:
+        """Whether an exchange comes before the step of a worker, not after it."""
+        return False
 
-    def _one_of(self, name: str, *choices: str) -> None:
-        """Refuse the option `name` unless it is one of `choices`."""
-        if getattr(self, name) not in choices:
-            self._refuse_option(name, " or ".join(map(repr, choices)))
+    def steps_until_move(self) -> int:
+        """Return how many steps of a worker move the centre; 0: it gets what is left of an epoch, too."""
+        return 0
 
-    def _refuse_option(self, name: str, expected: str) -> NoReturn:
-        self._refuse(f"{name}={getattr(self, name)!r} is not possible: it must be {expected}")
+    # -- a tree of servers ----------------------------------------------------------------------------
+
+    def tree(self) -> int | Literal["host"]:
+        """Return the number of sub-servers that it asks for; "host": one on each host; 0: no tree."""
+        return 0
+
+    def check_tree(self, sub_servers: int) -> None:
+        """Refuse a number of sub-servers that the options do not allow."""
+        raise NotImplementedError(f"{type(self).__name__} has no tree")
+
+    def top_center(self, center: Vector, sub_servers: int) -> CenterRule:
+        """Make the top server's half."""
+        raise NotImplementedError(f"{type(self).__name__} has no tree")
+
+    def sub_worker(self) -> WorkerRule:
+        """Make a sub-server's half of its edge to the top server; its steps are its workers' exchanges."""
+        raise NotImplementedError(f"{type(self).__name__} has no tree")
+
+    def exchanges_until_top(self) -> int:
+        """Return how many exchanges of a sub-server's workers move the top server's centre."""
+        raise NotImplementedError(f"{type(self).__name__} has no tree")
+
+    # -- options --------------------------------------------------------------------------------------
+
+    @classmethod
+    def wrapper_options(cls) -> dict[str, Declared]:
+        """Return the options that wrappers and `nnlo train` take, by their names there.
+
+        Example:
+            >>> from nnlo_common import Downpour
+            >>> list(Downpour.wrapper_options())
+            ['every', 'n_push', 'n_fetch', 'local', 'warm_start', 'lag']
+        """
+        every = (*cls.shorthands, *declared(cls).values())
+        return {one.name: one for one in every if not one.absent}
+
+    @classmethod
+    def local_option(cls) -> Declared | None:
+        """Return the option that moves a worker's weights between exchanges, if there is one."""
+        return next((one for one in cls.wrapper_options().values() if one.local), None)
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, Any], **taken: Any) -> Self:
+        """Return the algorithm with options as wrappers and `nnlo train` take them; it refuses invalid ones.
+
+        Args:
+            options: by the wrappers' names; at most those of `wrapper_options`.
+            taken: fields from the user's optimizer.
+        """
+        found = {one.field: one.fixed for one in declared(cls).values() if one.fixed is not None}
+        for name, one in cls.wrapper_options().items():
+            value = options.get(name, one.wrapper_default)
+            if value is None and (one.unset or one.local):  # it is not given
+                value = 0.0 if one.local else one.default
+            if one.field:
+                found[one.field] = value
+        return cls(**found, **taken)
+
+    def with_local_rate(self, rate: float) -> Self:
+        """Return the algorithm with this learning rate of local steps, if it has such an option."""
+        one = self.local_option()
+        changed: dict[str, Any] = {} if one is None else {one.field: rate}
+        return replace(self, **changed)
+
+    @classmethod
+    def shortened(cls, options: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of a description, as text, that are not at their defaults."""
+        defaults = {name: repr(one.default) for name, one in declared(cls).items()}
+        return {name: value for name, value in options.items() if defaults.get(name) != value}
+
+    def describe(self) -> str:
+        """Return one line, equal for equal options; ranks compare it before they start.
+
+        Without a tree it is as if no algorithm had one.
+        """
+        known, tree = declared(type(self)), self.tree()
+        shown = [one.name for one in fields(self) if tree or not known[one.name].elsewhere]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ConfigurationError(f"{type(self).__name__}: {problem}")
@@ -475,8 +565,3 @@ class Algorithm(ABC):
         if optimizer is None:
             self._refuse("it needs an optimizer; pass one, e.g. SGD(0.1)")
         return optimizer
-
-    def describe(self) -> str:
-        """Return one line, equal for equal options; ranks compare it before they start."""
-        options = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self))
-        return f"{type(self).__name__}({options})"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
 from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, sampled_places, worth_having
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
@@ -313,22 +314,25 @@ class Steady(Algorithm):
     """
 
     steps_groups: ClassVar[bool] = True
+    steps_in_place: ClassVar[bool] = True
+    one_optimizer: ClassVar[str] = (
+        "its gain compares neighbouring gradients of one loss, and counts a sample once"
+    )
 
-    every: int = 1
-    passes: Literal["progress", "fixed"] = "progress"
-    synchronous: bool = False
-    memory: float | None = None
-    brake: float = 1.5
+    every: int = option(1, "steps of a worker between exchanges", least=1)
+    passes: Literal["progress", "fixed"] = option(
+        "progress", "what ends an epoch: its progress, or one pass over the samples"
+    )
+    synchronous: bool = option(default=False, help="commit the mean of all workers, who step together")
+    memory: float | None = option(
+        None, "least steps of a worker that the momentum remembers; else 4, or 2 together", least=0
+    )
+    brake: float = option(1.5, "most length of a gradient, in running root mean squares; 0: any", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._whole("every", least=1)
-        self._one_of("passes", "progress", "fixed")
-        if self.memory is not None:
-            self._real("memory", least=0)
         if self.synchronous and self.lag:
             self._refuse(f"lag={self.lag} with synchronous=True is not possible: leave one of them out")
-        self._real("brake", least=0)
 
     @property
     def remembered(self) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nnlo_common.algorithms._downpour import DownpourWorker
 from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
+from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
@@ -90,11 +91,7 @@ class Synchronous(Algorithm):
         "each step is the mean over the workers' batches; another number of workers changes the batch size"
     )
 
-    backup: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._whole("backup", least=0)
+    backup: int = option(0, "number of slowest workers that a commit does not wait for", least=0)
 
     def check(self, workers: int, servers: int) -> None:
         """Refuse a backup of all workers, and a backup with several servers.

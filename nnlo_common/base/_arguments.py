@@ -13,7 +13,7 @@ from nnlo_common.base._errors import ConfigurationError
 __all__ = ["is_number", "is_whole", "seconds_from", "whole_number"]
 
 
-def is_whole(value: object, least: int) -> TypeGuard[int]:
+def is_whole(value: object, least: float) -> TypeGuard[int]:
     """Return whether `value` is a whole number of at least `least`; NumPy's are, True and 2.0 are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.algorithms import Algorithm, DiLoCo
+from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError
@@ -192,8 +192,7 @@ class _VirtualRanks:
 
 
 def _refuse_unused(algorithm: Algorithm, optimizer: VectorOptimizer | None) -> None:
-    # DiLoCo steps on both sides; its outer optimizer is the centre's.
-    if optimizer is None or algorithm.optimizer_runs == "center" or isinstance(algorithm, DiLoCo):
+    if optimizer is None or algorithm.optimizer_runs == "center" or algorithm.outer_optimizer:
         return
     name, by_worker = type(algorithm).__name__, algorithm.optimizer_runs == "worker"
     moves = "each worker steps by itself" if by_worker else "the algorithm steps by itself"

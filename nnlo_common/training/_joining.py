@@ -36,7 +36,7 @@ from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._training_queries import TrainingQueries
-from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree, sub_servers_of
+from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Member", "assigned", "join", "launched", "planned", "within"]
@@ -168,7 +168,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     disengage = world.engage()
     try:
         agree(world, plan)
-        topology = planned(world, plan.servers, plan.group_size, sub_servers_of(plan.algorithm))
+        topology = planned(world, plan.servers, plan.group_size, plan.algorithm.tree())
         cell = topology.cell_of(world.rank)
         if world.of_trial and plan.all_reduce.name != "auto":
             raise ConfigurationError(

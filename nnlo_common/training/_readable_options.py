@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields
 
-import nnlo_common.algorithms
+from nnlo_common.algorithms._found import ALGORITHMS
 
 __all__ = ["readable"]
 
@@ -15,7 +15,7 @@ _CALL = re.compile(r"\b([A-Z]\w*)\(([^()]*)\)")
 def readable(line: str) -> str:
     """Return a line with the options of its algorithms that are not their defaults.
 
-    Downpour's n_push, n_fetch and schedule become `every`, where they are what `every` stands for.
+    Options that another stands for are told as that: Downpour's n_push, n_fetch and schedule as `every`.
 
     Args:
         line: has `Algorithm.describe()`, or the like.
@@ -30,23 +30,8 @@ def readable(line: str) -> str:
 
 
 def _shortened(call: re.Match[str]) -> str:
-    kind = getattr(nnlo_common.algorithms, call[1], None)
+    kind = ALGORITHMS.get(call[1].lower())
     options = dict(one.partition("=")[::2] for one in call[2].split(", ")) if call[2] else {}
-    if not isinstance(kind, type) or not is_dataclass(kind):
+    if kind is None or kind.__name__ != call[1] or not options.keys() <= {one.name for one in fields(kind)}:
         return call[0]
-    defaults = {one.name: repr(one.default) for one in fields(kind) if one.default is not MISSING}
-    if not options.keys() <= {one.name for one in fields(kind)}:
-        return call[0]
-    every = options.get("n_push")
-    if every is not None and options.get("n_fetch") == every and _is_every(options):
-        options = {"every": every} | {k: v for k, v in options.items() if k not in _OF_EVERY}
-        defaults["every"] = "1"
-    told = [f"{name}={value}" for name, value in options.items() if defaults.get(name) != value]
-    return f"{call[1]}({', '.join(told)})"
-
-
-_OF_EVERY = ("n_push", "n_fetch", "schedule")
-
-
-def _is_every(options: dict[str, str]) -> bool:
-    return options["n_push"] == "1" or options.get("schedule") == "'aligned'"
+    return f"{call[1]}({', '.join(f'{name}={value}' for name, value in kind.shortened(options).items())})"

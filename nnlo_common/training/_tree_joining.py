@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from nnlo_common.algorithms import EASGD, Algorithm
+from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector
 from nnlo_common.cluster._hosts import Place
@@ -29,16 +29,11 @@ from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._tree_ranks import SubServerRank, TopServerRank
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["check_layout", "check_tree", "join_tree", "sub_servers_of"]
+__all__ = ["check_layout", "check_tree", "join_tree"]
 
 PartT = TypeVar("PartT", TopServerRank, SubServerRank)
 
 _CENTER, _QUERIES, _PULLS = range(3)  # the channels; workers see the first two only
-
-
-def sub_servers_of(algorithm: Algorithm) -> int | Literal["host"]:
-    """Return the number of sub-servers that an algorithm asks for."""
-    return algorithm.sub_servers if isinstance(algorithm, EASGD) else 0
 
 
 def check_layout(algorithm: Algorithm, cell: Cell) -> None:
@@ -49,8 +44,8 @@ def check_layout(algorithm: Algorithm, cell: Cell) -> None:
     """
     for branch in cell.branches:
         algorithm.check(len(branch) - 1, 1)
-    if cell.branches and isinstance(algorithm, EASGD):
-        algorithm.sub_moving_rate(len(cell.branches))
+    if cell.branches:
+        algorithm.check_tree(len(cell.branches))
     elif cell.servers:
         algorithm.check(len(cell.workers), len(cell.servers))
 
@@ -63,7 +58,7 @@ def check_tree(plan: TrainingPlan) -> None:
     """
     if plan.record:
         raise ConfigurationError(
-            f"log_order with sub_servers={_elastic(plan).sub_servers!r} is not possible: the log is that "
+            f"log_order with sub_servers={plan.algorithm.tree()!r} is not possible: the log is that "
             "of one server; leave one of them out"
         )
 
@@ -93,11 +88,6 @@ def join_tree(
     return joining.sub_server() if world.rank in cell.sub_servers else (joining.worker(), None)
 
 
-def _elastic(plan: TrainingPlan) -> EASGD:
-    assert isinstance(plan.algorithm, EASGD)  # no other algorithm has sub-servers
-    return plan.algorithm
-
-
 class _Joining:
     """What all three roles need."""
 
@@ -105,7 +95,7 @@ class _Joining:
         self, world: RankWorld, plan: TrainingPlan, cell: Cell, places: Sequence[Place], size: int
     ) -> None:
         self._world, self._plan, self._cell, self._places, self._size = world, plan, cell, places, size
-        self._top, self._rule = cell.servers[0], _elastic(plan)
+        self._top, self._rule = cell.servers[0], plan.algorithm
         self._whole = slice(0, plan.parameters.vector.size)
 
     def top(self, averages: Averages) -> tuple[TopServerRank, Server]:

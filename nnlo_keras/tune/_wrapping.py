@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import keras
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import ALGORITHMS
 from nnlo_keras import _wrappers
 from nnlo_keras._model_optimizers import any_wrapper_in
 from nnlo_keras._wrapper import Wrapper
@@ -16,7 +17,7 @@ __all__ = ["Wrap", "wrap_in", "wrapping"]
 
 Wrap: TypeAlias = Callable[[Any], Wrapper]
 
-_BY_NAME: dict[str, Wrap] = {name.lower(): getattr(_wrappers, name) for name in _wrappers.__all__}
+_BY_NAME: dict[str, Wrap] = {name: _wrappers.wrapper(one) for name, one in ALGORITHMS.items()}
 
 
 def wrapping(asked: str | Wrap | None) -> Wrap | None:

@@ -67,6 +67,7 @@ AT_LEAST_1 = ([1, 2, 10**9, np.int64(3)], [0, -1, NAN], "a whole number of at le
 AT_LEAST_0 = ([0, 1, 100], [-1, NAN], "a whole number of at least 0")
 RATE = ([0.0, 0, 1e-9, 3.5], [-1e-9, NAN, INF], "at least 0, finite")
 POSITIVE = ([1e-9, 1, 7.5, np.float32(0.5)], [0, -0.1, NAN, INF], "above 0, finite")
+FLAG = ([True, False, np.True_], [0, 1, NAN], "True or False")
 MOMENTUM = ([0, 0.0, 0.5, 0.999], [1, 1.0, -0.1, NAN], "at least 0 and below 1")
 OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str]]] = {
     # The field: what it may be, what it may not be, how that is said.
@@ -85,6 +86,7 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
         "beta": POSITIVE,
         "beta_per": (["exchange", "step"], ["steps", ""], "'exchange' or 'step'"),
         "order": (["paper", "step_first"], ["step-first", ""], "'paper' or 'step_first'"),
+        "synchronous": FLAG,
         "sub_servers": ([*AT_LEAST_0[0], "host"], *AT_LEAST_0[1:]),
         "sub_every": AT_LEAST_1,
         "sub_alpha": ([1e-9, 0.5, 0.999, None], [0, 1, 1.0, -0.1, NAN], "above 0 and below 1"),
@@ -97,6 +99,7 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
         "kappa": POSITIVE,
         "clip": ([1e-9, 5, 100.0, None], [0, -1, NAN], "above 0, finite"),
         "epsilon": ([1e-30, 1e-16, 1.0], [0, 1e-31, 1e-45, -1.0, NAN], "at least 1e-30, finite"),
+        "primed": FLAG,
         "gradient_at": (["update", "center"], ["centre", ""], "'update' or 'center'"),
     },
     AGN: {"every": AT_LEAST_1, "local_learning_rate": RATE},
@@ -172,7 +175,7 @@ def test_every_algorithm_is_here_exported_and_checked() -> None:
     assert set(OPTIONS) == ours | {Algorithm}
     for kind in ours:
         names = {name for parent in kind.__mro__ for name in OPTIONS.get(parent, {})}
-        assert {field.name for field in fields(kind) if field.type != "bool"} == names
+        assert {field.name for field in fields(kind)} == names
     for kind in ours:
         assert getattr(nnlo_common, kind.__name__) is kind
         assert kind.__name__ in exported

@@ -35,9 +35,7 @@ from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 from nnlo_common.commands.train._stopping import Stopping, rises
 from tests.helpers.pages import code
-from tests.helpers.paths import DOCS
 
-PAGE = DOCS / "train.md"
 LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "d"}}
 LAMBDA = {"class_name": "Lambda", "module": "keras.layers", "config": {"name": "plus"}}
 FOREIGN = {"class_name": "Net", "module": "os.path", "config": {}}
@@ -733,22 +731,6 @@ def test_the_file_of_options_in_the_guide_is_one():
     settings = settings_of(read_config("guide.toml"))
     assert (settings.mode, settings.algorithm, settings.cache) == ("easgd", {"every": 5}, "/tmp")
     assert settings.optimizer_option == {"nesterov": True}
-
-
-def test_the_table_of_options_is_complete():
-    rows = re.findall(r"^\| `(--[\w-]+)` \| `(\w+)` \| (.*?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
-    assert rows == [tuple(row) for row in table()]
-
-
-def table():
-    """The rows of the table in docs/train.md; print them to renew it."""
-    for option in OPTIONS.values():
-        default = "" if option.default in (None, ()) else option.default
-        default = {"True": "yes", "False": "no"}.get(str(default), default)
-        text = option.help
-        if option.choices and option.name not in MODE_OPTIONS:
-            text += f": {', '.join(option.choices)}"
-        yield option.flag, option.name, str(default), text.replace("|", "\\|")
 
 
 def test_no_flag_is_short_for_another(capsys):

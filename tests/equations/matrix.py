@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from nnlo_common.algorithms._found import ALGORITHMS
 from tests.equations.compared import Case
 
 __all__ = ["of_keras", "of_torch"]
@@ -73,9 +74,16 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+if (
+    lacking := {one.__name__ for one in ALGORITHMS.values()} ^ OPTIMIZERS.keys()
+    | OPTIMIZERS.keys() ^ OPTIONS.keys()
+):
+    raise LookupError(f"give tests/equations/matrix.py trainings to compare, of {', '.join(sorted(lacking))}")
+
+
 def everys(wrapper: str) -> tuple[int | None, ...]:
     """Return the numbers of steps between exchanges that are tried; None: it has no such option."""
-    return (None,) if wrapper == "Synchronous" else (1, 3, 10)
+    return (1, 3, 10) if "every" in ALGORITHMS[wrapper.lower()].wrapper_options() else (None,)
 
 
 def of_torch() -> Iterator[Case]:

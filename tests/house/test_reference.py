@@ -31,12 +31,18 @@ FRAMEWORKS = {"nnlo_keras": "keras", "nnlo_torch": "torch"}
 
 
 def public_names(module):
-    """`__all__`, read without an import, since other packages may be missing."""
+    """`__all__`, read without an import, since other packages may be missing; stubs know the rest."""
     path = ROOT.joinpath(*module.split("."), "__init__.py")
+    names = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"{module} has no __all__")
+            names += ast.literal_eval(node.value)
+        if isinstance(node, ast.AugAssign):  # __all__ += _found.__all__
+            stub = re.search(rf"from (\S+){node.value.value.id} import \*|$", path.read_text())[1]
+            stub = f"{stub}{node.value.value.id}".replace(".", "/")
+            names += re.findall(r'^    "(\w+)",$', (ROOT / f"{stub}.pyi").read_text(), re.MULTILINE)
+    assert names, f"{module} has no __all__"
+    return names
 
 
 def entries(module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._algorithm_options import MODES
 from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import (
     ADAM,
@@ -43,17 +41,6 @@ def get_model(width=8):
 def _files(tmp_path, monkeypatch):
     write_files(tmp_path, monkeypatch)
     Path("keras_net.py").write_text(KERAS)
-
-
-@pytest.mark.framework("keras")
-@pytest.mark.slow
-def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
-    import nnlo_keras
-
-    for mode in MODES.values():
-        # Of the class itself, Python up to 3.11.4 gives the signature of Keras' __new__.
-        taken = set(inspect.signature(getattr(nnlo_keras, mode.algorithm.__name__).__init__).parameters)
-        assert taken - {"self", "optimizer", "options"} == mode.options.keys()
 
 
 @pytest.mark.framework("keras")

@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 import nnlo_keras as nk  # noqa: E402
-from nnlo_common import ConfigurationError  # noqa: E402
+from nnlo_common import ConfigurationError, Downpour  # noqa: E402
+from nnlo_common.algorithms import option  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.keras_cases import equal  # noqa: E402
 from tests.helpers.misspelt_options import MISSPELT, assert_answered, assert_subclass_has_options_of_its_own  # noqa: E402
@@ -224,3 +226,23 @@ def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
 
 def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
     assert_subclass_has_options_of_its_own(nk.EASGD, momentum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Careful(Downpour):
+    """An algorithm of a user's own."""
+
+    care: float = option(0.5, "how careful", least=0, below=1)
+
+
+def test_an_algorithm_of_ones_own_has_a_wrapper_that_is_saved():
+    wrapper = nk.wrapper(Careful)
+    optimizer = wrapper(momentum(), care=0.25, every=3, local=keras.optimizers.Adam(0.5))
+    assert optimizer.algorithm == Careful(care=0.25, n_push=3, n_fetch=3, schedule="aligned")
+    saved = keras.saving.serialize_keras_object(optimizer)
+    assert saved["registered_name"] == "nnlo>Careful"
+    again = keras.saving.deserialize_keras_object(saved)
+    assert isinstance(again, wrapper)
+    assert again.algorithm == optimizer.algorithm
+    assert float(again.local_optimizer.learning_rate) == 0.5
+    assert nk.wrapper(Downpour) is nk.Downpour

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import re
@@ -51,15 +50,6 @@ def pair(output, labels):
 def _files(tmp_path, monkeypatch):
     write_files(tmp_path, monkeypatch)
     Path("torch_net.py").write_text(TORCH)
-
-
-@pytest.mark.framework("torch")
-def test_the_wrappers_take_the_options_of_their_modes_and_no_others():
-    import nnlo_torch
-
-    for mode in MODES.values():
-        taken = set(inspect.signature(getattr(nnlo_torch, mode.algorithm.__name__)).parameters)
-        assert taken - {"optimizer", "options"} == set(mode.options)
 
 
 @pytest.mark.framework("torch")

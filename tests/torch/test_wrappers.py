@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from nnlo_common import ConfigurationError
+from nnlo_common import EASGD, ConfigurationError
+from nnlo_common.algorithms import option
 from nnlo_common.testing import MemoryCluster
 from tests.helpers.frameworks import since
 from tests.helpers.jobs import mpiexec
@@ -584,3 +587,28 @@ def test_a_misspelt_option_is_answered_with_the_nearest(wrong, advice):
 
 def test_a_subclass_of_a_wrapper_may_have_options_of_its_own():
     assert_subclass_has_options_of_its_own(nt.EASGD, torch.optim.SGD(cases.model_of().parameters(), lr=0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Careful(EASGD):
+    """An algorithm of a user's own."""
+
+    care: float = option(0.5, "how careful", least=0, below=1)
+
+
+class CarefulOptimizer(nt.Wrapper, algorithm=Careful):
+    """A wrapper with a name and a docstring of its own."""
+
+
+def test_an_algorithm_of_ones_own_has_a_wrapper():
+    optimizer = CarefulOptimizer(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), care=0.25, servers=1)
+    assert optimizer.algorithm == Careful(care=0.25)
+    assert pickle.loads(pickle.dumps(optimizer)).algorithm == optimizer.algorithm
+    with pytest.raises(
+        ConfigurationError, match="Careful: care=1 is not possible: it must be at least 0 and"
+    ):
+        nt.wrapper(Careful)(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), care=1)
+    with pytest.raises(TypeError, match=r"Careful\(\) got an unexpected .* 'car'; did you mean 'care'?"):
+        nt.wrapper(Careful)(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), car=1)
+    assert nt.wrapper(EASGD) is nt.EASGD
+    assert nt.wrapper(Careful).__doc__.startswith("An algorithm of a user's own.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["HEAVY", "RATES", "RatePlan"]
+__all__ = ["MOMENTUM", "RATES", "RatePlan"]
 
 #: The rates of optimizers whose defaults differ between the frameworks, or are poor.
 RATES: Mapping[str, float] = {"sgd": 0.01, "adagrad": 0.01, "adadelta": 1.0, "rmsprop": 0.001}
-#: The momentum of algorithms that are made of it.
-HEAVY: Mapping[str, float] = {"eamsgd": 0.9, "gem": 0.9}
+#: The momentum of SGD for algorithms that are made of it.
+MOMENTUM = 0.9
 _FACTORS = {"step": 0.1, "exponential": 0.9, "plateau": 0.1}
 _PATIENCE = 5
 

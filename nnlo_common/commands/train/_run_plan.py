@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nnlo_common.algorithms import EASGD, DiLoCo, LocalSGD
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._plural import plural
 from nnlo_common.cluster._topology import Cell
@@ -243,32 +242,31 @@ def check_exchanges(plan: RunPlan, cell: Cell) -> None:
     """
     settings = plan.settings
     rule = settings.rule()
-    if not isinstance(rule, EASGD | LocalSGD | DiLoCo) or (isinstance(rule, LocalSGD) and rule.warmup):
-        return  # these contribute the rest of an epoch at its end
-    elastic = isinstance(rule, EASGD)
-    # In the paper's order the first exchange comes before the first step, and moves nothing.
-    needed = rule.every + (isinstance(rule, EASGD) and rule.order == "paper")
+    needed = rule.steps_until_move()
+    if not needed:
+        return
     share, batch = math.ceil(plan.data.count() / len(cell.workers)), settings.batch * len(cell.groups[0])
     steps = settings.epochs * math.ceil(share / batch)
+    every: int = getattr(rule, "every", needed)
     if needed > steps:
-        less = rule.every + steps - needed
+        less = every + steps - needed
         raise ConfigurationError(
-            f"--mode {settings.mode} exchanges every {rule.every} steps of a worker, but each has {steps} "
+            f"--mode {settings.mode} exchanges every {every} steps of a worker, but each has {steps} "
             f"steps: {share} samples in batches of {batch}, {settings.epochs} times; the centre "
-            f"would not move{'' if elastic else ' until the training ends'}. Give "
+            f"would not move{' until the training ends' if rule.trains_in_rounds else ''}. Give "
             + (f"--every {less} or less, or more --epochs" if less else "more --epochs")
         )
-    if cell.branches and isinstance(rule, EASGD):
-        _check_top(settings, rule, cell, steps)
+    if cell.branches:
+        _check_top(settings, rule.exchanges_until_top(), cell, steps // every)
 
 
-def _check_top(settings: Settings, rule: EASGD, cell: Cell, steps: int) -> None:
+def _check_top(settings: Settings, needed: int, cell: Cell, times: int) -> None:
     """Refuse a training too short for an exchange of the smallest branch of a tree with the top."""
     workers = min(map(len, cell.branches)) - 1
-    exchanges = workers * (steps // rule.every)
-    if rule.sub_every > exchanges:
+    exchanges = workers * times
+    if needed > exchanges:
         raise ConfigurationError(
-            f"--sub-every {rule.sub_every} is not possible here: {plural(workers, 'worker')} of a sub-server "
+            f"--sub-every {needed} is not possible here: {plural(workers, 'worker')} of a sub-server "
             f"make {plural(exchanges, 'exchange')} in {settings.epochs} epochs, so it would never exchange "
             f"with the top server. Give --sub-every {exchanges} or less, or more --epochs"
         )

@@ -12,19 +12,24 @@ from typing import Any, Literal
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._topology import Cell, Topology
-from nnlo_common.commands.train._algorithm_options import GROUP, MODE_OPTIONS, MODES, algorithm_of
+from nnlo_common.commands.train._algorithm_options import (
+    GROUP,
+    MODE_OPTIONS,
+    MODES,
+    MOMENTUM_MODES,
+    algorithm_of,
+)
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
-from nnlo_common.commands.train._rates import HEAVY, RATES, RatePlan
+from nnlo_common.commands.train._rates import MOMENTUM, RATES, RatePlan
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
-from nnlo_common.training._tree_joining import sub_servers_of
 from nnlo_common.training.report._profiled_steps import ProfiledSteps
 from nnlo_common.training.report._trackers import TRACKERS
 
 __all__ = ["OF_TREES", "OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
 
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
-_MOMENTUM = "--optimizer sgd --momentum 0.9"
+_MOMENTUM = f"--optimizer sgd --momentum {MOMENTUM}"
 _MOST_PARTS = 100  # a hold-out is made of some of at most so many
 _NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
 
@@ -96,7 +101,9 @@ class Settings:
         "of the optimizer (sgd 0.01, adagrad 0.01, adadelta 1, rmsprop 0.001, others as in the framework)",
         above=0,
     )
-    momentum: float | None = option(TRAINING, "of the optimizer; gem, eamsgd (0.9)", least=0, below=1)
+    momentum: float | None = option(
+        TRAINING, f"of the optimizer; {', '.join(MOMENTUM_MODES)} ({MOMENTUM})", least=0, below=1
+    )
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, "further options of the optimizer", default=dict
     )
@@ -180,7 +187,7 @@ class Settings:
     @property
     def sub_servers(self) -> int | Literal["host"]:
         """How many servers are between the one server and the workers; "host": one on each host."""
-        return sub_servers_of(self.rule())
+        return self.rule().tree()
 
     def cell(self, hosts: Sequence[str]) -> Cell:
         """Return the roles of ranks on these hosts; refuse a number of ranks that does not fit."""
@@ -209,9 +216,10 @@ class Settings:
         """The options of the optimizer, with the defaults of the algorithm and of `nnlo train`."""
         name = self.optimizer.lower()
         defaults: dict[str, Any] = {"learning_rate": RATES.get(name)}
-        if self.mode in HEAVY and name == "sgd":
-            defaults["momentum"] = HEAVY[self.mode]
-        if self.mode == "eamsgd":
+        made_of = MODES[self.mode].algorithm.made_of
+        if made_of and name == "sgd":
+            defaults["momentum"] = MOMENTUM
+        if made_of == "nesterov":
             defaults["nesterov"] = True
         given = {"learning_rate": self.learning_rate, "momentum": self.momentum, **self.optimizer_option}
         every = defaults | {name: value for name, value in given.items() if value is not None}
@@ -264,19 +272,31 @@ class Settings:
 
     def _contradictory_rates(self) -> Iterator[str]:
         yield from self.rates.contradictions(self.decay, self.decay_every, self.epochs)
-        sgd = self.optimizer.lower() == "sgd"
-        if self.mode == "gem" and not sgd:
-            yield f"--mode gem needs SGD with momentum, not {self.optimizer}; use {_MOMENTUM}"
-        if self.mode == "eamsgd" and not (sgd and self.optimizer_options["nesterov"] is True):
-            yield f"--mode eamsgd needs SGD with Nesterov momentum; use {_NESTEROV}"
-        if {"alpha", "beta"} <= self.algorithm.keys():
-            yield "--alpha replaces --beta (alpha = beta / workers); give one of the two"
+        sgd, one = self.optimizer.lower() == "sgd", MODES[self.mode].algorithm
+        if one.made_of == "momentum" and not sgd:
+            yield f"--mode {self.mode} needs SGD with momentum, not {self.optimizer}; use {_MOMENTUM}"
+        if one.made_of == "nesterov" and not (sgd and self.optimizer_options["nesterov"] is True):
+            yield f"--mode {self.mode} needs SGD with Nesterov momentum; use {_NESTEROV}"
+        for name, declared in one.wrapper_options().items():
+            other, equation = declared.replaces or ("", "")
+            if {name, other} <= self.algorithm.keys():
+                flags = f"{OPTIONS[name].flag} replaces {OPTIONS[other].flag}"
+                yield f"{flags} ({equation}); give one of the two"
 
 
 #: All options by name, in the order of the help.
 OPTIONS: Mapping[str, Option] = options_of(Settings)
 #: The options of an elastic tree, which no trial of a search can have.
-OF_TREES = ("sub_alpha", "sub_every", "sub_servers")
+OF_TREES = tuple(
+    sorted(
+        {
+            name
+            for mode in MODES.values()
+            for name, one in mode.algorithm.wrapper_options().items()
+            if one.elsewhere
+        }
+    )
+)
 _FIXED = frozenset(
     {"metrics", "optimizer_option", "seed", "early_stopping_metric", "target_metric", *OF_TREES}
 )

@@ -8,7 +8,7 @@ from typing import Any
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import parameters_of
-from nnlo_common.commands.train._rates import HEAVY
+from nnlo_common.commands.train._rates import MOMENTUM
 from nnlo_common.commands.train._settings import OPTIONS, value_of
 from nnlo_common.commands.tune._search_space import Space
 
@@ -51,5 +51,6 @@ def _of_option(key: str, given: Mapping[str, Given], found: Mapping[str, Any]) -
     mode = found["mode"] if "mode" in found else value_of("mode", given)
     if key in MODES[mode].options:
         return MODES[mode].options[key].default
-    # Without --momentum the frameworks use 0.
-    return HEAVY.get(mode, 0.0) if key == "momentum" else OPTIONS[key].default
+    if key == "momentum":  # without it the frameworks use 0
+        return MOMENTUM if MODES[mode].algorithm.made_of else 0.0
+    return OPTIONS[key].default

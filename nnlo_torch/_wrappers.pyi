@@ -1,0 +1,440 @@
+# Written by `make generated` from the declarations of the algorithms; change those instead.
+
+from typing import Literal
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.plugin import Algorithm
+from nnlo_torch._wrapper import Wrapper
+
+__all__ = [
+    "AGN",
+    "DiLoCo",
+    "Downpour",
+    "DynSGD",
+    "EAMSGD",
+    "EASGD",
+    "GEM",
+    "LocalSGD",
+    "Steady",
+    "Synchronous",
+    "wrapper",
+]
+
+class AGN(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 10,
+        local_learning_rate: float | None = None,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            local_learning_rate: learning rate of a worker's local steps between exchanges; without it,
+                your optimizer's.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class DiLoCo(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 500,
+        outer_learning_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on every worker.
+            every: steps of a worker between exchanges.
+            outer_learning_rate: of the outer SGD.
+            outer_momentum: of the outer SGD.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class Downpour(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 1,
+        n_push: int | None = None,
+        n_fetch: int | None = None,
+        local: float | Optimizer | None = None,
+        warm_start: int = 0,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            n_push: steps between pushes, if not as every says.
+            n_fetch: steps between fetches, if not as every says.
+            local: learning rate of a worker's local steps between fetches; without it there are none. Or
+                an optimizer of the framework over the same parameters.
+            warm_start: commits of the first worker before the others join.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class DynSGD(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 1,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class EAMSGD(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 10,
+        alpha: float | None = None,
+        beta: float = 0.9,
+        beta_per: Literal["exchange", "step"] = "exchange",
+        synchronous: bool = False,
+        sub_servers: int | Literal["host"] = 0,
+        sub_every: int = 10,
+        sub_alpha: float | None = None,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: the framework's SGD with momentum and nesterov=True, and nothing else. It makes no
+                steps: the algorithm takes its learning rate and momentum.
+            every: steps of a worker between exchanges.
+            alpha: the moving rate.
+            beta: p alpha for p workers.
+            beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
+            synchronous: wait for all workers at each exchange.
+            sub_servers: servers between the top server and the workers; host: one on each host.
+            sub_every: exchanges of a sub-server's workers between two of its own.
+            sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class EASGD(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 10,
+        alpha: float | None = None,
+        beta: float = 0.9,
+        beta_per: Literal["exchange", "step"] = "exchange",
+        order: Literal["paper", "step_first"] = "step_first",
+        synchronous: bool = False,
+        sub_servers: int | Literal["host"] = 0,
+        sub_every: int = 10,
+        sub_alpha: float | None = None,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on every worker.
+            every: steps of a worker between exchanges.
+            alpha: the moving rate.
+            beta: p alpha for p workers.
+            beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
+            order: whether the exchange or the step comes first: 'paper' or 'step_first'.
+            synchronous: wait for all workers at each exchange.
+            sub_servers: servers between the top server and the workers; host: one on each host.
+            sub_every: exchanges of a sub-server's workers between two of its own.
+            sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class GEM(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 1,
+        kappa: float = 1.0,
+        clip: float | None = 5.0,
+        primed: bool = True,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: the framework's SGD with momentum, and nothing else. It makes no steps: the
+                algorithm takes its learning rate and momentum.
+            every: batches whose gradients are averaged for one step.
+            kappa: limit of the collective's energy, in units of the proxy's.
+            clip: upper bound of pi.
+            primed: take the first centre as the first stale centre.
+            lag: delay of the gradients, in steps.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class LocalSGD(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 10,
+        warmup: int = 0,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on every worker.
+            every: steps of a worker between exchanges.
+            warmup: number of first steps that are each averaged.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class Steady(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 1,
+        passes: Literal["progress", "fixed"] = "progress",
+        synchronous: bool = False,
+        memory: float | None = None,
+        brake: float = 1.5,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            passes: what ends an epoch: its progress, or one pass over the samples: 'progress' or 'fixed'.
+            synchronous: commit the mean of all workers, who step together.
+            memory: least steps of a worker that the momentum remembers; else 4, or 2 together.
+            brake: most length of a gradient, in running root mean squares; 0: any.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class Synchronous(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        backup: int = 0,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            backup: number of slowest workers that a commit does not wait for.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]: ...
