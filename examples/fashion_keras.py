@@ -1,7 +1,7 @@
 """Train a small network on Fashion-MNIST with Keras, on any number of ranks and any back end.
 
 KERAS_BACKEND=torch python examples/fashion_keras.py                  # one process
-KERAS_BACKEND=torch mpiexec -n 3 python examples/fashion_keras.py     # 1 server, 2 workers: Downpour SGD
+KERAS_BACKEND=torch mpiexec -n 3 python examples/fashion_keras.py     # 1 server, 2 workers: Steady
 KERAS_BACKEND=tensorflow mpiexec -n 3 python examples/fashion_keras.py --algorithm easgd
 
 `fashion_keras_serial.py` is the same script without nnlo, for comparison.
@@ -18,6 +18,7 @@ import keras
 import nnlo_keras as nk
 
 WRAPPERS = {
+    "steady": nk.Steady,
     "downpour": nk.Downpour,
     "synchronous": nk.Synchronous,
     "easgd": nk.EASGD,
@@ -31,7 +32,7 @@ WRAPPERS = {
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--algorithm", choices=WRAPPERS, default="downpour")
+    options.add_argument("--algorithm", choices=WRAPPERS, default="steady")
     options.add_argument("--epochs", type=int, default=8)
     options.add_argument("--data", help="a folder with the full Fashion-MNIST")
     chosen = options.parse_args()

@@ -1,7 +1,7 @@
 """Train a small network on Fashion-MNIST with numpy alone, on any number of ranks.
 
 python examples/fashion_numpy.py                    # one process
-mpiexec -n 3 python examples/fashion_numpy.py       # 1 server, 2 workers: Downpour SGD
+mpiexec -n 3 python examples/fashion_numpy.py       # 1 server, 2 workers: Steady
 mpiexec -n 3 python examples/fashion_numpy.py --algorithm easgd
 """
 
@@ -14,10 +14,23 @@ from itertools import pairwise
 import fashion_data
 import numpy as np
 
-from nnlo_common import AGN, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Participant, Synchronous
+from nnlo_common import (
+    AGN,
+    EASGD,
+    GEM,
+    SGD,
+    DiLoCo,
+    Downpour,
+    DynSGD,
+    LocalSGD,
+    Participant,
+    Steady,
+    Synchronous,
+)
 
 RATE = 0.1
 ALGORITHMS = {
+    "steady": Steady(),
     "downpour": Downpour(),
     "synchronous": Synchronous(),
     "easgd": EASGD(every=5),
@@ -67,7 +80,7 @@ def evaluate(parameters, x, y):
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--algorithm", choices=ALGORITHMS, default="downpour")
+    options.add_argument("--algorithm", choices=ALGORITHMS, default="steady")
     options.add_argument("--epochs", type=int, default=8)
     options.add_argument("--batch", type=int, default=25)
     options.add_argument("--hidden", type=int, default=64)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import nnlo_torch as nt
 
 WRAPPERS = {
+    "steady": nt.Steady,
     "downpour": nt.Downpour,
     "synchronous": nt.Synchronous,
     "easgd": nt.EASGD,
@@ -32,7 +33,7 @@ WRAPPERS = {
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--algorithm", choices=WRAPPERS, default="downpour")
+    options.add_argument("--algorithm", choices=WRAPPERS, default="steady")
     options.add_argument("--epochs", type=int, default=8)
     options.add_argument("--target", type=float, default=1.0, help="stop when the accuracy is above this")
     options.add_argument("--data", help="a folder with the full Fashion-MNIST")

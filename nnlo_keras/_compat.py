@@ -26,6 +26,8 @@ __all__ = [
     "build_metrics",
     "callbacks_of_fit",
     "copy_all",
+    "decays",
+    "deal_passes",
     "data_of_fit",
     "end_epoch",
     "first_epoch",
@@ -136,7 +138,47 @@ def end_epoch(data: Any) -> None:
     set_length(data, data._steps_seen)
 
 
+@_KERAS.uses("_enumerate_iterator")
+def deal_passes(data: Any, over: Callable[[], bool], end_pass: Callable[[], object]) -> Callable[[], object]:
+    """Let each epoch of `fit` go over its data again and again; return a function that undoes it.
+
+    Args:
+        data: `fit`'s epoch iterator.
+        over: whether the epoch is over; asked between batches, once a pass has begun.
+        end_pass: called at the end of each pass.
+    """
+    one_pass = data._enumerate_iterator
+
+    def enumerate_passes() -> Any:
+        first = 0  # of this pass, counted from the epoch's first batch
+        while True:
+            after = first
+            for begin, end, iterator in one_pass():
+                if after > first and over():
+                    data._current_iterator = None
+                    return
+                after = first + end + 1
+                yield first + begin, first + end, iterator
+            end_pass()
+            if after == first or over():
+                return
+            first = after
+
+    data._enumerate_iterator = enumerate_passes
+
+    def undo() -> None:
+        del data._enumerate_iterator
+
+    return undo
+
+
 # -- models -----------------------------------------------------------------------------------------------
+
+
+@_KERAS.uses("_use_weight_decay")
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Return whether the optimizer's weight decay is for this variable, too."""
+    return bool(optimizer._use_weight_decay(variable))
 
 
 @_KERAS.uses("_initial_epoch")

@@ -24,6 +24,8 @@ from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import (
     begin_with,
     callbacks_of_fit,
+    data_of_fit,
+    deal_passes,
     first_epoch,
     is_spread,
     strategy_of,
@@ -314,6 +316,31 @@ class Distribute(keras.callbacks.Callback):
             self._restore += unvalidated(self.model)
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
+        if team.counts_progress:
+            self._restore += self._go_on_until_made(team)
+
+    def _go_on_until_made(self, team: Session) -> list[Callable[[], object]]:
+        """Let each epoch of a worker go on until its progress is made; return functions that undo it."""
+        data, feed, exchanges = data_of_fit(), self._feed, self._exchanges
+        assert exchanges is not None  # a worker has them
+        sizes = [] if feed is None else [float(feed.size)]
+
+        def over() -> bool:
+            return team.stopped or bool(sizes and team.progress[1] >= sizes[0])
+
+        def end_pass() -> None:
+            if not sizes:  # each worker has about as many samples
+                sizes.append(exchanges.weight_in_epoch * team.share[1])
+
+        if feed is not None and feed.dynamic:
+            feed.take_passes(over)
+            return []
+        if data is None or data.steps_per_epoch:
+            raise ConfigurationError(
+                f"{type(self.model.optimizer).__name__} ends an epoch by its progress, but fit() was given "
+                'steps_per_epoch; leave it out, or give the wrapper passes="fixed"'
+            )
+        return [deal_passes(data, over, end_pass)]
 
     def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
         if strategy_of(self.model) is not None:

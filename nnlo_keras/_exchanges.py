@@ -34,6 +34,7 @@ class Exchanges:
 
     Attributes:
         in_epoch: number of batches so far in this epoch.
+        weight_in_epoch: their weight: their samples, as far as these are known.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Exchanges:
                 f"steps_per_execution={sizes.per_execution}; leave steps_per_execution out"
             )
         self.in_epoch = 0
+        self.weight_in_epoch = 0.0
         self._weight = 0.0  # of the batches since the last contribution
         self._batch = -1  # the last batch of this epoch
         self._open = False  # whether an epoch is running
@@ -81,7 +83,7 @@ class Exchanges:
 
     def begin_epoch(self) -> None:
         """Begin an epoch together with all workers."""
-        self._batch, self.in_epoch, self._open = -1, 0, True
+        self._batch, self.in_epoch, self.weight_in_epoch, self._open = -1, 0, 0.0, True
         self._sizes.begin_epoch()
         self._team.begin_epoch()
         if self._attaches:
@@ -114,7 +116,9 @@ class Exchanges:
         if self._team.stopped or not done:
             return
         self._team.take(done)
-        self._weight += self._sizes.samples(first, done) if self._team.algorithm.weighs else done
+        weight = self._sizes.samples(first, done) if self._team.algorithm.weighs else float(done)
+        self._weight += weight
+        self.weight_in_epoch += weight
         for _ in range(done - 1):
             self._team.pass_step()
         if self._steps_here or self._team.due:

@@ -176,7 +176,10 @@ class H5Sequence(keras.utils.PyDataset):
         """Return a client of the server's ledger of leases."""
         batches = self._batches
         return LedgerClient(
-            team.ask, SampledData("H5Sequence", batches.leasable, batches.window_size, batches.order)
+            team.ask,
+            SampledData(
+                "H5Sequence", batches.leasable, batches.window_size, batches.order, team.counts_progress
+            ),
         )
 
     def on_epoch_begin(self) -> None:

@@ -7,6 +7,7 @@ batches instead. When none are left, the feed sets Keras's epoch to complete.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import LeasedBatches, Session
+from nnlo_common.plugin import MOST_PASSES, LeasedBatches, Session
 from nnlo_keras._compat import data_of_fit, end_epoch, sequence_of, set_length
 from nnlo_keras._hdf5 import H5Sequence
 
@@ -36,6 +37,8 @@ class SequenceFeed:
         self._leases: LeasedBatches | None = None
         self._ready: deque[Any] = deque()  # batches for TensorFlow's iterator
         self._iterator: Any = None
+        self._over: Callable[[], bool] | None = None  # if an epoch takes passes until its progress is made
+        self._pass = 0  # of the epoch
         self.idle = False
 
     @classmethod
@@ -77,6 +80,27 @@ class SequenceFeed:
 
         return [undo]
 
+    def take_passes(self, over: Callable[[], bool]) -> None:
+        """Lease pass after pass until an epoch is over."""
+        self._over = over
+
+    @property
+    def _number(self) -> int:
+        """The number of the pass in which samples are leased."""
+        epoch = self._data.epoch
+        return epoch if self._over is None else epoch * MOST_PASSES + self._pass
+
+    def _more(self) -> bool:
+        """Whether this epoch has another batch for this worker."""
+        assert self._leases is not None  # installed by `lease` only
+        if self._over is None:
+            return self._leases.more(self._number)
+        while not self._over():
+            if self._leases.more(self._number):
+                return True
+            self._pass += 1
+        return False
+
     @property
     def dynamic(self) -> bool:
         """Whether workers lease the batches."""
@@ -115,12 +139,14 @@ class SequenceFeed:
         """Turn to the next epoch, but not to one before that of a resumed `fit`."""
         self._data.turn_to(epoch)
         if self._leases is not None:
-            set_length(self._fit, len(self._data))
-            self.idle = not self._leases.more(self._data.epoch)
+            # Passes until its progress is made: as many batches as anybody may ask for.
+            set_length(self._fit, len(self._data) if self._over is None else sys.maxsize)
+            self._pass = 0
+            self.idle = not self._more()
 
     def end_batch(self) -> None:
         """End the epoch if no batches are left."""
-        if self._leases is not None and (self.idle or not self._leases.more(self._data.epoch)):
+        if self._leases is not None and (self.idle or not self._more()):
             end_epoch(self._fit)
 
     # -- replacements of Keras's training function ----------------------------------------------------
@@ -165,12 +191,12 @@ class SequenceFeed:
 
     def _next(self, parts: int) -> Any:
         assert self._leases is not None  # installed by `lease` only
-        if not self._leases.more(self._data.epoch):
+        if not self._leases.more(self._number):
             raise ConfigurationError(
                 f"{_ASKED}, but Keras {keras.__version__} continues after the end of an epoch; use "
                 "assignment='static'"
             )
-        batch, _ = self._leases.take(self._data.epoch)
+        batch, _ = self._leases.take(self._number)
         if len(batch) != parts:
             raise ConfigurationError(
                 f"{_ASKED} together with class_weight, which Keras cannot apply to leased batches; write "

@@ -35,6 +35,12 @@ def _steps_of(params: Mapping[str, Any], feed: SequenceFeed | None) -> int | Non
     return None if feed is not None else params.get("steps")
 
 
+def _done(team: Session) -> float:
+    """Return the batches that all workers have trained on, or the progress that they have made."""
+    report = team.report()
+    return report.samples if report.gain is None else report.gain.progress
+
+
 class ServerBar:
     """Moves the bar of a server's `fit`, whose own batches are none.
 
@@ -82,7 +88,7 @@ class ServerBar:
         """End an epoch, before Keras' callback does."""
         self._epochs += 1
         if self._known is None:
-            self._before = self._team.report().samples  # of a Keras training: batches
+            self._before = math.ceil(_done(self._team))
             self._target = math.ceil(self._before / self._epochs)
         else:
             self._before = self._epochs * self._known
@@ -90,7 +96,7 @@ class ServerBar:
         self.begin_epoch()
 
     def _move(self) -> None:
-        done = self._team.report().samples - self._before
+        done = int(_done(self._team)) - self._before
         if self._bar.verbose == 1 and self._bar.progbar is not None and done > 0:
             most = done if self._target is None else min(done, self._target)
             self._bar.progbar.update(most, finalize=False)

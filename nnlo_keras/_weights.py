@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
-from nnlo_common.plugin import Moves, Vector, unwired
+from nnlo_common.plugin import Moves, Stretch, Vector, unwired
 from nnlo_keras._center_steps import stepper
 from nnlo_keras._compat import synchronise
 from nnlo_keras._flat_variables import flat_variables
+from nnlo_keras._stretches import Stretches
 from nnlo_keras._training_calls import TrainingCalls, moving_layers
 from nnlo_keras._variable_layout import averaged, layout_of
 from nnlo_keras._wrapper import Wrapper
@@ -228,6 +229,9 @@ class KerasCenterOptimizer:
         self._weights = weights
         self._optimizers = [one.inner_optimizer for one in wrappers] if optimizers is None else optimizers
         self._steps = []
+        self._stretches = Stretches(self._optimizers[0], weights.variables, weights.layout, place)
+        self._kept: tuple[Vector, ...] | None = None  # momentum and mean square, if not in variables
+        self._commits, self._progress = 0, 0.0
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
         views = weights.parameters.views()
         for optimizer, owned in zip(self._optimizers, weights.places, strict=True):
@@ -265,14 +269,52 @@ class KerasCenterOptimizer:
             if any(present):
                 step(gradient, present)
 
+    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch] | None:  # noqa: ARG002
+        """Return the options of SGD, Adam or AdamW for each variable; None: it is another one."""
+        return self._stretches.read(gradient, self._progress)
+
+    def step_scaled(self, x: Vector, gradient: Vector, scale: float) -> None:
+        """Step with `scale` times the learning rate."""
+        rate = self.learning_rate
+        self.learning_rate = rate * scale
+        try:
+            self.step(x, gradient)
+        finally:
+            self.learning_rate = rate
+
+    def keep_in(self, velocity: Vector, square: Vector) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        if self._kept is None or self._kept[0] is not velocity:
+            before, self._kept = self._kept, (velocity, square)
+            for new, old in zip(self._kept, before or (), strict=False):
+                np.copyto(new, old)
+        return self._commits
+
+    def count(self, steps: int, progress: float) -> None:
+        """Note how many steps have been made with what is kept, and how many of one process they were worth."""
+        self._commits, self._progress = steps, progress
+
+    def prepare(self, gradient: Vector) -> None:
+        """Clip a gradient as the optimizer does."""
+        self._stretches.clip(gradient)
+
     def state(self) -> dict[str, Any]:
-        """Return the optimizers' variables."""
-        return {"keras": [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]}
+        """Return the optimizers' variables, and what is kept elsewhere."""
+        state: dict[str, Any] = {
+            "keras": [np.array(keras.ops.convert_to_numpy(one)) for one in self._variables]
+        }
+        if self._kept is not None:
+            state |= {"kept": [one.copy() for one in self._kept], "commits": self._commits}
+        return state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned."""
         variables = self._variables
-        if set(state) != {"keras"} or len(state["keras"]) != len(variables):
+        if "kept" in state:
+            self._kept, self._commits = tuple(np.array(one) for one in state["kept"]), state["commits"]
+        if not {"keras"} <= set(state) <= {"keras", "kept", "commits"} or len(state["keras"]) != len(
+            variables
+        ):
             raise ConfigurationError(
                 f"expected the state of a Keras optimizer with {len(variables)} variables, found "
                 f"{sorted(state)}; make the same optimizer as when the state was saved"

@@ -13,6 +13,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import AS_YOURS, Algorithm, AllReduce, WrapperBase, launched, whole_number
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
+from nnlo_keras._stretches import refuse_options
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
 __all__ = ["StepMode", "Wrapper", "wrapper_of"]
@@ -82,6 +83,8 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
         _refuse(optimizer, type(self).__name__)
+        if algorithm.steps_in_place:
+            refuse_options(optimizer, type(self).__name__)
         rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
         self.algorithm, self.servers = algorithm, whole_number("servers", servers, 0)

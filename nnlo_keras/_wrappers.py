@@ -32,6 +32,22 @@ class Downpour(Wrapper, algorithm=nnlo_common.Downpour):
 
 
 @_registered
+class Steady(Wrapper, algorithm=nnlo_common.Steady):
+    """The accuracy of one process with its settings, on any number of workers, nothing tuned again.
+
+    Change `keras.optimizers.Adam(1e-3)` to `nnlo_keras.Steady(keras.optimizers.Adam(1e-3))`. See
+    `nnlo_common.Steady` for the equations. An epoch of `fit` ends when the progress of one epoch is made: a
+    worker goes over its data again, in a new order, until then. A `LearningRateSchedule` follows progress.
+    Clipping and weight decay are your optimizer's.
+
+    Example:
+        >>> optimizer = Steady(keras.optimizers.SGD(0.03, momentum=0.9))
+        >>> float(optimizer.learning_rate)  # of one process, whatever the number of workers
+        0.029999999329447746
+    """
+
+
+@_registered
 class Synchronous(Wrapper, algorithm=nnlo_common.Synchronous):
     """Synchronous SGD: your optimizer steps the centre with the mean gradient of each batch.
 

@@ -31,6 +31,7 @@ from nnlo_torch._given_data import warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
 from nnlo_torch._modules import modules_of
 from nnlo_torch._reading import read
+from nnlo_torch._schedules import steps_of_one_process
 from nnlo_torch._step_weights import Draws, StepWeights
 
 __all__ = ["Participation", "leave_with_center"]
@@ -428,6 +429,17 @@ class Participation:
         """Earlier epochs, the progress of this one, the samples in an epoch and in a step; 0: unknown."""
         progress = 0 if self._team is None else self._team.progress[1]
         return self._epochs_begun - 1, progress, self._joint.pass_size, self._joint.largest_step
+
+    def batches_made(self, batches: int) -> int:
+        """Return the batches of one process that this epoch's progress is worth; else those made here.
+
+        Args:
+            batches: those that this rank has made in this epoch.
+        """
+        _, progress, size, batch = self.paces
+        if not self.counts_progress or not size or not batch:
+            return batches
+        return steps_of_one_process(0, progress, size, batch)
 
     @property
     def stopped(self) -> bool:

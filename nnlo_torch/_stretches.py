@@ -176,9 +176,12 @@ class GroupOptimizer:
         """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
         return self._stretches.keep_in(velocity, square)
 
-    def count(self, steps: int) -> None:
+    def count(self, steps: int, progress: float) -> None:  # noqa: ARG002 - schedulers follow it by themselves
         """Note that so many steps have been made with what is kept."""
         self._stretches.count(steps)
+
+    def prepare(self, gradient: Any) -> None:
+        """Leave a gradient as it is: loops clip before they step."""
 
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - the model holds both
         """Step the model with the gradients that it has."""

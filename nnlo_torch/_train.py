@@ -204,7 +204,7 @@ class TorchTrainer(Trainer):
         loader = self._train if checkpoint is None else checkpoint.batches(self._train)
         for index, (x, y) in enumerate(map(self._moved, loader)):
             if rates is not None:  # a training that resumes within an epoch has had its first batches
-                rates.begin_batch(index if checkpoint is None else checkpoint.batch)
+                rates.begin_batch(optimizer.batches_made(index if checkpoint is None else checkpoint.batch))
             optimizer.zero_grad()
             output = self._output(x)
             loss = self._loss(output, y)

@@ -142,7 +142,6 @@ class PacedOptimizer(Stateful):
         """Begin a commit; return what moves a part of `x` and makes that part of `gradient` the reply."""
         self._bind()
         self.steps += 1
-        self._optimizer.count(self.steps)
         self._factors = list(self._covering(x.size, stretches, pace))
 
         def move(part: slice) -> None:
@@ -213,6 +212,8 @@ class PacedOptimizer(Stateful):
             np.multiply(g, sign * factors.take, out=g)
         if factors.pull:
             np.add(g, np.multiply(x, factors.pull, out=first), out=g)
+        if factors.keep != 1.0:
+            np.multiply(x, factors.keep, out=x)
         if not one.adaptive and not one.momentum:
             np.subtract(x, np.multiply(g, factors.rate, out=first), out=x)
             np.copyto(g, x)
@@ -225,8 +226,6 @@ class PacedOptimizer(Stateful):
             np.add(v, first, out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
-        if factors.keep != 1.0:
-            np.multiply(x, factors.keep, out=x)
         direction = self._direction(place, factors)
         np.subtract(x, np.multiply(direction, factors.rate, out=second), out=x)
         if factors.lead:

@@ -122,6 +122,8 @@ class SteadyCenter(DownpourCenter):
     def _begin(self, contribution: Contribution) -> PartWork | None:
         """Take the gain of a contribution; return what steps a part of the centre with it."""
         gradient = contribution.vector
+        self.steered.count(self.paced.steps + 1, self.work[1])
+        self.steered.prepare(gradient)
         stretches = self.steered.stretches(gradient.size, gradient)
         sample = self._sample_of(contribution)
         kind = self._kind(stretches)
@@ -142,6 +144,7 @@ class SteadyCenter(DownpourCenter):
 
     def _begin_together(self, contributions: Sequence[Contribution]) -> PartWork | None:
         """Take the gain of contributions made together; return what steps a part with their mean."""
+        self.steered.count(self.paced.steps + 1, self.work[1])
         stretches = self.steered.stretches(self.center.size, contributions[0].vector)
         samples = [self._sample_of(one).astype(np.float64) for one in contributions]
         kind = self._kind(stretches)
@@ -151,6 +154,7 @@ class SteadyCenter(DownpourCenter):
         squares = [float((metric * one) @ one) for one in samples]
         gain = self.mean_gain.see(squares, float((metric * mean) @ mean))
         gradient = mean_of(contributions)
+        self.steered.prepare(gradient)
         if kind is not None:
             self.metric.see(mean.astype(np.float32), kind, 1.0)
         self.progress += gain * float(weights.mean())
@@ -236,6 +240,8 @@ class SteadyGroup(Stateful):
             squares: the squared norm of each rank's own gradient.
             weight: the mean number of samples behind these.
         """
+        self._optimizer.count(self.paced.steps + 1, self.work[1])
+        self._optimizer.prepare(gradient)
         stretches = self._optimizer.stretches(x.size, gradient)
         final = self.norms.square(gradient)
         changed = final / self.norms.of_mean if self.norms.of_mean > 0 else 1.0
@@ -313,6 +319,7 @@ class Steady(Algorithm):
         (array([-2.], dtype=float32), 2.0)
     """
 
+    weighs: ClassVar[bool] = True
     steps_groups: ClassVar[bool] = True
     steps_in_place: ClassVar[bool] = True
     one_optimizer: ClassVar[str] = (

@@ -116,8 +116,16 @@ class Steerable(VectorOptimizer, Protocol):
         Cheap where they lie there already; copies what it has elsewhere, e.g. after it has loaded a state.
         """
 
-    def count(self, steps: int) -> None:
-        """Note that so many steps have been made with what is kept."""
+    def count(self, steps: int, progress: float) -> None:
+        """Note how many steps have been made with what is kept, and how much they were worth.
+
+        Args:
+            steps: their number.
+            progress: the steps of one process that they were worth; schedules follow it.
+        """
+
+    def prepare(self, gradient: Vector) -> None:
+        """Change a gradient in place as it does before its steps, e.g. clip it."""
 
 
 @runtime_checkable
@@ -237,9 +245,12 @@ class Optimizer:
                 self._slots[name] = vector
         return self._steps
 
-    def count(self, steps: int) -> None:
+    def count(self, steps: int, progress: float) -> None:
         """Note that so many steps have been made with what is kept."""
         self._steps = steps
+
+    def prepare(self, gradient: Vector) -> None:
+        """Leave a gradient as it is."""
 
     def state(self) -> dict[str, Any]:
         """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""

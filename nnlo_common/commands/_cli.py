@@ -153,7 +153,7 @@ def _parser() -> Parser:
     demo.add_argument(
         "framework", nargs="?", choices=EXAMPLES, default="numpy", help="numpy (default), torch or keras"
     )
-    demo.add_argument("--algorithm", choices=ALGORITHMS, default="downpour", help=", ".join(ALGORITHMS))
+    demo.add_argument("--algorithm", choices=ALGORITHMS, default="steady", help=", ".join(ALGORITHMS))
     demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
     _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)

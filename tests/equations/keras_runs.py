@@ -139,6 +139,8 @@ def run(case: Case) -> Recording:
 def train(case: Case, world: MemoryWorld, after: list[list[Array]]) -> tuple[Any, Look, Seen]:
     """Make one rank's part: an ordinary fit."""
     worker, options = world.rank - case.servers, dict(case.options)
+    if case.wrapper == "Steady":
+        options["passes"] = "fixed"  # as many steps as there are batches
     if isinstance(options.get("local"), str):
         options["local"] = optimizer_of(options["local"])
     wrapper = getattr(nk, case.wrapper)(optimizer_of(case.optimizer), servers=case.servers, **options)

@@ -18,7 +18,7 @@ __all__ = ["ALGORITHMS", "EXAMPLES", "run_demo"]
 #: The script for each framework.
 EXAMPLES = {"numpy": "fashion_numpy.py", "torch": "fashion_torch.py", "keras": "fashion_keras.py"}
 #: Algorithms that all these scripts know.
-ALGORITHMS = ("downpour", "synchronous", "easgd", "gem", "agn", "dynsgd", "localsgd", "diloco")
+ALGORITHMS = ("steady", "downpour", "synchronous", "easgd", "gem", "agn", "dynsgd", "localsgd", "diloco")
 
 
 def run_demo(framework: str, algorithm: str, epochs: int) -> int:
