@@ -5,7 +5,7 @@ Importing it loads numpy and the standard library only; a training loads MPI.
 
 from __future__ import annotations
 
-from nnlo_common.algorithms import _found
+from nnlo_common.algorithms import GainReport, _found
 from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
 from nnlo_common.algorithms._lars import LARS
 from nnlo_common.algorithms._noise_scale import NoiseScale
@@ -50,6 +50,7 @@ __all__ = [
     "EarlyStopping",
     "FlatVector",
     "Frame",
+    "GainReport",
     "LARS",
     "Layout",
     "LookaheadMomentum",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._found import ALGORITHMS
+from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
@@ -33,6 +34,7 @@ from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import DivisibleWorld
 from nnlo_common.data import (
+    MOST_PASSES,
     BatchOptions,
     FileBatches,
     Files,
@@ -131,6 +133,7 @@ __all__ = [
     "end_of",
     "engine",
     "epoch_order",
+    "MOST_PASSES",
     "EpochMeanQuery",
     "epochs_per_rank",
     "EXIT_CODE",
@@ -200,6 +203,7 @@ __all__ = [
     "span",
     "speaks",
     "split",
+    "Stretch",
     "Start",
     "StepProfiler",
     "Stopping",

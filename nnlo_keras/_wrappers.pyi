@@ -15,6 +15,7 @@ __all__ = [
     "EASGD",
     "GEM",
     "LocalSGD",
+    "Steady",
     "Synchronous",
     "wrapper",
 ]
@@ -295,6 +296,43 @@ class LocalSGD(Wrapper):
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
             warmup: number of first steps that are each averaged.
+            lag: exchanges that may be under way while the worker trains on.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
+                optimizer steps on each with the mean gradient: synchronous data parallelism without a
+                centre.
+            group_size: the ranks of each worker; they make each step together, with the mean of their
+                gradients. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
+                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
+                works here.
+            name: as for any optimizer.
+        """
+
+class Steady(Wrapper):
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        every: int = 1,
+        passes: Literal["progress", "fixed"] = "progress",
+        synchronous: bool = False,
+        memory: float | None = None,
+        brake: float = 1.5,
+        lag: int = 0,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        name: str | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            passes: what ends an epoch: its progress, or one pass over the samples: 'progress' or 'fixed'.
+            synchronous: commit the mean of all workers, who step together.
+            memory: least steps of a worker that the momentum remembers; else 4, or 2 together.
+            brake: most length of a gradient, in running root mean squares; 0: any.
             lag: exchanges that may be under way while the worker trains on.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a

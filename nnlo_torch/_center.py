@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Stretch
 from nnlo_torch._flat_model import FlatModel, Storage
 from nnlo_torch._group_options import GroupOptions
+from nnlo_torch._stretches import Stretches, scaled_rates
 
 __all__ = ["TorchCenterOptimizer"]
 
@@ -48,6 +50,7 @@ class TorchCenterOptimizer:
         # For each optimizer, which of this shard's parameters are its own.
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
         self._views: dict[int, list[torch.Tensor]] = {}
+        self._stretches: Stretches | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -73,6 +76,30 @@ class TorchCenterOptimizer:
         ]
         for index in self.stepped:
             self._optimizers[index].step()
+
+    def stretches(self, size: int, gradient: Any) -> list[Stretch] | None:  # noqa: ARG002 - the layout knows
+        """Return the options of SGD, Adam or AdamW, one stretch for each group; None: it is another one."""
+        (optimizer,) = self._optimizers
+        if self._stretches is None:
+            masters = dict(zip(self._mine, self._masters, strict=True))
+            self._stretches = Stretches(optimizer, self._flat_model, masters, self._place)
+        return self._stretches.read(gradient)
+
+    def step_scaled(self, x: Any, gradient: Any, scale: float) -> None:
+        """Step with `scale` times the learning rates."""
+        with scaled_rates(self._optimizers, scale):
+            self.step(x, gradient)
+
+    def keep_in(self, velocity: Any, square: Any) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        self.stretches(velocity.size, None)
+        assert self._stretches is not None  # made just now
+        return self._stretches.keep_in(velocity, square)
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        if self._stretches is not None:
+            self._stretches.count(steps)
 
     def state(self) -> dict[str, Any]:
         """Return the torch optimizers' own states."""

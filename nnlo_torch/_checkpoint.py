@@ -267,13 +267,17 @@ class Checkpoint:
             state["epoch"] = sampler.epoch
             state["taken"] = 0 if self._optimizer.serves else sampler._share_size()
         elif sampler._running and not (self._inside and self._begun):
-            state["epoch"], state["taken"] = sampler.epoch + 1, 0  # the sampler counts up when it restarts
+            state["epoch"], state["taken"], state["again"] = (
+                sampler.epoch + 1,
+                0,
+                0,
+            )  # the sampler counts up when it restarts
         return state
 
     def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
         state = batches.state_dict()
         if not (self._inside and self._begun):
-            state["epoch"] = batches.epoch
+            state["epoch"], state["again"] = batches.epoch, 0
         elif state["epoch"] == batches.epoch:
             # All batches are used up but the epoch has not ended; a server has no batches.
             state["epoch"] = batches.epoch - 1

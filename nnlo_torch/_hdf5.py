@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -138,6 +139,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self.epoch = epoch
         self._taken = 0  # batches of the running epoch, or of the next one on resuming
         self._running = False
+        self._again = 0  # passes of this epoch that are over
         self._left: Sequence[Sequence[int]] | None = None  # remainder of resumed leases
 
     @property
@@ -148,9 +150,13 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def __len__(self) -> int:
         """Return the number of this rank's batches in an epoch.
 
-        A server has none and returns the first worker's number, for schedulers that are made from it.
+        A server has none and returns the first worker's number, for schedulers that are made from it. Where
+        progress ends an epoch it is that of one process: schedules by batch follow progress then.
         """
-        self._take_part(self._training())
+        training = self._training()
+        if training.counts_progress and not self._evaluation:
+            return math.ceil(self.size / self._batches.batch_size)
+        self._take_part(training)
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -164,13 +170,15 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         if self._evaluation:
             yield from map(tensors_of, self._batches.epoch(0))
             return
-        self._taken = 0 if self._running else self._taken
+        if self._running:
+            self._taken = self._again = 0
         epoch, self.epoch, self._running = self.epoch, self.epoch + 1, True
         leased = self._leasing(training)
         training.begin_epoch()
         if training.serves:
             return
-        for batch, size in self._dealt(epoch) if leased is None else self._dealt_by(leased, training, epoch):
+        dealt = self._dealt(training, epoch) if leased is None else self._dealt_by(leased, training, epoch)
+        for batch, size in dealt:
             if training.stopped:
                 return
             training.take(size)
@@ -184,11 +192,12 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         """
         training = self._training()
         self._take_part(training)
-        begun = self._running and self._taken < len(self._batches)
+        begun = self._running and (training.counts_progress or self._taken < len(self._batches))
         state = self._batches.position(workers=training.share[1], **group_fact(training))
         state |= {"leases": [], "taken": 0, "epoch": self.epoch}
         if self._leasing(training) is not None:
             state["epoch"] -= self._running
+            state["again"] = self._again
             if training.role == "server 0":
                 state["ledger"] = self._ledger().state()
             elif self._leased is not None:
@@ -203,7 +212,7 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         self._take_part(training)
         self._batches.check(state, workers=training.share[1], **group_fact(training))
         self.set_epoch(state["epoch"])
-        self._taken = state["taken"]
+        self._taken, self._again = state["taken"], state.get("again", 0)
         if self._leasing(training) is not None:
             self._left = state["leases"]
             if "ledger" in state:
@@ -216,10 +225,17 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_optimizer": None, "_leased": None, "_name": ""}
 
-    def _dealt(self, epoch: int) -> Iterator[tuple[Any, int]]:
+    def _dealt(self, training: Participation, epoch: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of this rank's fixed share, with their sizes."""
-        for index in range(self._taken, len(self._batches)):
-            yield self._batches.get(epoch, index, then=epoch + 1), self._batches.size_of(index)
+        before, done = 0, self._taken
+        if training.counts_progress:
+            before, done = divmod(self._taken, max(len(self._batches), 1))
+        for number in training.passes(epoch, lambda: self.size, before):
+            for index in range(done, len(self._batches)):
+                if training.made(self.size):
+                    return
+                yield self._batches.get(number, index, then=number + 1), self._batches.size_of(index)
+            done = 0
 
     def _dealt_by(
         self, leased: LeasedBatches, training: Participation, epoch: int
@@ -229,8 +245,10 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
         left, self._left = self._left, None
         if left is not None:
             leased.resume(left)
-        while not training.stopped and leased.more(epoch):
-            yield leased.take(epoch)
+        for number in training.passes(epoch, lambda: self.size, self._again, shared=True):
+            while not training.stopped and not training.made(self.size) and leased.more(number):
+                yield leased.take(number)
+            self._again += 1
         leased.give_back()
 
     def _leasing(self, training: Participation) -> LeasedBatches | None:
@@ -244,7 +262,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
 
     def _ledger(self) -> LedgerClient:
         batches = self._batches
-        data = SampledData(self._name, batches.leasable, batches.window_size, batches.order)
+        several = self._training().counts_progress
+        data = SampledData(self._name, batches.leasable, batches.window_size, batches.order, several)
         return LedgerClient(self._ask, data)
 
     def _ask(self, query: Query[AnswerT]) -> AnswerT:

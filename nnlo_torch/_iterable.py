@@ -26,6 +26,9 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
     same items in the same order everywhere. The ranks of a group of k get equally many items: up to k - 1 of
     each group's share are left out at the end.
 
+    Where progress ends an epoch (see `Steady`), the data set is iterated again until the epoch's progress is
+    made; its length is counted in each pass.
+
     With `num_workers` > 0 loop over `optimizer.epoch(loader)`, so that a server can serve.
 
     Args:
@@ -69,15 +72,35 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
         if training is None or loader is not None:
             yield from _dealt(self._dataset, worker, workers, groups)
             return
+        counted = _Counted(self._dataset)
         with training.draws() as draws:
-            for item in _dealt(self._dataset, worker, workers, groups):
-                if training.stopped:
-                    return
-                training.take(1, draws)
-                yield item
+            for _ in training.passes(0, lambda: counted.size):
+                for item in _dealt(counted, worker, workers, groups):
+                    if training.stopped or (counted.size and training.made(counted.size)):
+                        return
+                    training.take(1, draws)
+                    yield item
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardIterable")
+
+
+class _Counted(Iterable[_Item]):
+    """Counts the items of an iterable.
+
+    Attributes:
+        size: their number, once they have been iterated over; before that 0.
+    """
+
+    def __init__(self, items: Iterable[_Item]) -> None:
+        self._items, self.size = items, 0
+
+    def __iter__(self) -> Iterator[_Item]:
+        size = 0
+        for item in self._items:
+            size += 1
+            yield item
+        self.size = size
 
 
 def _dealt(items: Iterable[_Item], worker: int, workers: int, groups: int) -> Iterator[_Item]:

@@ -70,6 +70,8 @@ class JointTraining:
         at_end: called when this rank has left.
         scores: what `mean` and `evaluate` have returned since the last epoch that was reported.
         reported: whether a `Report` was made.
+        pass_size: the number of samples in a pass, as the last sampler has told; 0: unknown.
+        largest_step: the most samples that a step has had.
         end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
         forget_saves: ends the watch over `torch.save`.
@@ -100,6 +102,7 @@ class JointTraining:
         self.at_end: list[Callable[[], object]] = []
         self.scores: dict[str, float] = {}
         self.reported = False
+        self.pass_size = self.largest_step = 0.0
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None

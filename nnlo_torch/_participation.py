@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import AnswerT, Periodic, Query, Session, say, span, speaks, warn, whole_file
+from nnlo_common.plugin import (
+    MOST_PASSES,
+    AnswerT,
+    Periodic,
+    Query,
+    Session,
+    say,
+    span,
+    speaks,
+    warn,
+    whole_file,
+)
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
 from nnlo_torch._flat_model import FlatModel
@@ -96,6 +108,40 @@ class Participation:
         """The number of ranks of each worker."""
         return 1 if self._team is None else self._team.member.group_size
 
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of one epoch is made; see `Steady`."""
+        return self._team is not None and self._team.counts_progress
+
+    def passes(
+        self, epoch: int, size: Callable[[], float], begin: int = 0, *, shared: bool = False
+    ) -> Iterator[int]:
+        """Number the passes over the samples that an epoch takes: one, or as many as its progress asks for.
+
+        Samplers deal a pass for each number, in an order of its own, and end it early once `made`.
+
+        Args:
+            epoch: the number of the epoch.
+            size: returns the number of samples in a pass, once one has ended.
+            begin: passes of this epoch made before, on resuming.
+            shared: workers lease from each pass, so that others may have taken all of one.
+        """
+        if not self.counts_progress:
+            yield epoch
+            return
+        for again in count(begin):
+            seen = self._samples
+            yield epoch * MOST_PASSES + again
+            # Otherwise there is nothing for this worker in any pass.
+            dealt = self._samples > seen or (shared and size() > 0)
+            if self.stopped or self.made(size()) or not dealt:
+                return
+
+    def made(self, size: float) -> bool:
+        """Whether the progress of an epoch of so many samples is made."""
+        self._joint.pass_size = float(size)
+        return self.counts_progress and self._team is not None and self._team.progress[1] >= size
+
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
     ) -> Iterator[_Batch]:
@@ -105,6 +151,12 @@ class Participation:
         iterable. `optimizer.epoch(range(n))` is an epoch of n batches without a loader on each worker, as in
         reinforcement learning, where the loop makes its own data. A step weighs as many samples as its
         batches have, and a batch whose number of samples is unknown counts as one.
+
+        Where progress ends an epoch (see `Steady`), `batches` are iterated again until the epoch's progress
+        is
+        made: that of this worker's samples in a pass, times the number of workers. An iterator and a range
+            are
+        not.
 
         Args:
             batches: this worker's batches; see `ShardIterable`.
@@ -116,13 +168,17 @@ class Participation:
         if self._team is not None and self._epochs_begun == 1:
             warn_of_same_data(self._team, batches)
         self._looping = True
+        before, sizes = self._samples, [0.0]
         try:
-            for batch in read(batches):
-                if self.stopped:
-                    break
-                found = counted(batch) if samples is None else samples(batch)
-                self._count(1 if found is None else found)
-                yield batch
+            for _ in self.passes(0, lambda: sizes[0]) if _can_repeat(batches) else (0,):
+                for batch in read(batches):
+                    if self.stopped or (sizes[0] and self.made(sizes[0])):
+                        break
+                    found = counted(batch) if samples is None else samples(batch)
+                    self._count(1 if found is None else found)
+                    yield batch
+                # Each worker has about as many samples in a pass.
+                sizes[0] = sizes[0] or float(self._samples - before) * self.share[1]
         finally:
             self._looping = False
 
@@ -368,6 +424,12 @@ class Participation:
         return self._team.report()
 
     @property
+    def paces(self) -> tuple[int, float, float, float]:
+        """Earlier epochs, the progress of this one, the samples in an epoch and in a step; 0: unknown."""
+        progress = 0 if self._team is None else self._team.progress[1]
+        return self._epochs_begun - 1, progress, self._joint.pass_size, self._joint.largest_step
+
+    @property
     def stopped(self) -> bool:
         """Whether the training is to end now; if so, samplers yield nothing more."""
         return self._stopping or (self._team is not None and self._team.stopped)
@@ -484,6 +546,11 @@ class Participation:
             if wait or future.done():
                 self._asides.remove(future)
                 future.result()
+
+
+def _can_repeat(batches: Iterable[Any]) -> bool:
+    """Whether a loop over these batches is a pass over data: an iterator ends, and a range is no data."""
+    return not isinstance(batches, Iterator | range)
 
 
 def leave_with_center(part: Participation) -> None:

@@ -114,6 +114,8 @@ class Progress:
         if self._optimizer.size > 1:
             rows["exchanges"] = spaced(report.exchanges)
             rows["mean staleness"] = f"{report.mean_staleness:.2f}"
+        if report.gain is not None:
+            rows["gain"] = str(report.gain)
         self._display.say(table(rows))
 
     def close(self) -> None:

@@ -49,9 +49,11 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         shuffle: permute the samples anew in each epoch.
         seed: seed of the permutations; equal on all ranks.
         assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
-            at most one. "dynamic": workers lease ranges from the server as they need them: a slow worker gets
-            fewer, all finish at about the same time, and a dead worker's leases go to the others. The same
-            as "static" with servers=0, where all ranks are one worker.
+            at most one. "auto": "dynamic" where an epoch takes as many passes as its progress asks for (see
+            `Steady`), so that no worker's samples are used more often than another's; else "static".
+            "dynamic": workers lease ranges from the server as they need them: a slow worker gets fewer, all
+            finish at about the same time, and a dead worker's leases go to the others. The same as "static"
+            with servers=0, where all ranks are one worker.
         unit: lease sizes are multiples of it, in a group for each rank.
         evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
             epoch.
@@ -69,7 +71,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         *,
         shuffle: bool | None = None,
         seed: int = 0,
-        assignment: Literal["static", "dynamic"] = "static",
+        assignment: Literal["auto", "static", "dynamic"] = "auto",
         unit: int = 32,
         evaluation: bool = False,
         optimizer: Wrapper | None = None,
@@ -80,21 +82,22 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 f"shuffle=True was given with a {type(data_source).__name__}, which defines its own order; "
                 "leave shuffle out"
             )
-        check_assignment(assignment, trained_on=not evaluation)
+        check_assignment("static" if assignment == "auto" else assignment, trained_on=not evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
-        self._dynamic, self._evaluation, self._optimizer = assignment == "dynamic", evaluation, optimizer
+        self._assignment, self._evaluation, self._optimizer = assignment, evaluation, optimizer
         self._size = len(data_source)
         self._rest: list[int] | None = None  # remainder of a resumed lease, with its epoch
         self._lease: list[int] = []
         self._taken = 0  # samples taken of this epoch's share
+        self._again = 0  # passes of this epoch that are over
         self._running = False  # whether `epoch` has begun
         self._number: int | None = None  # names this sampler's ledger
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the next epoch; each loop increments it."""
-        self.epoch, self._taken, self._running, self._rest = epoch, 0, False, None
+        self.epoch, self._taken, self._running, self._rest, self._again = epoch, 0, False, None, 0
 
     def __iter__(self) -> Iterator[Any]:
         training = self._training()
@@ -126,9 +129,12 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     def __len__(self) -> int:
         """Return the number of samples that this rank takes in an epoch; an estimate with leases.
 
-        A server takes none and returns the first worker's number, for schedulers that are made from it.
+        A server takes none and returns the first worker's number, for schedulers that are made from it. Where
+        progress ends an epoch it is that of one process: schedules by batch follow progress then.
         """
         training = self._training()
+        if training.counts_progress and not self._evaluation:
+            return self._size
         if self._evaluation:
             return len(share(self._size, training.rank, training.size))
         if training.serves:
@@ -151,13 +157,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                     f"taken={taken!r} with assignment='dynamic': the server's ledger counts all samples "
                     "handed out, used or not; use num_workers=0 or assignment='static' to resume in mid-epoch"
                 )
+            state["again"] = self._again
             if training.role == "server 0":
                 state["ledger"] = self._ledger(training).state()
             elif self._rest is not None or self._lease:
                 state["lease"] = list(self._lease if self._rest is None else self._rest)
         elif self._running or self._taken:
             state["taken"] = self._taken if taken is None else whole_number("taken", taken, 0)
-            if state["taken"] >= self._share_size():
+            if state["taken"] >= self._share_size() and not training.counts_progress:
                 state["taken"], state["epoch"] = 0, self.epoch + 1
         return state
 
@@ -166,7 +173,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         check_position(state, self._settings(), "ShardSampler")
         training = self._training()
         self.set_epoch(state["epoch"])
-        self._taken = state["taken"]
+        self._taken, self._again = state["taken"], state.get("again", 0)
         self._rest = None if state["lease"] is None else list(state["lease"])
         self._name(training)
         if can_lease(training) and "ledger" in state:
@@ -176,22 +183,40 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _leases(self, training: Participation) -> bool:
         """Return whether workers lease the samples; a process alone leases nothing."""
-        return self._dynamic and can_lease(training)
+        return self._dealing(training) == "dynamic" and can_lease(training)
+
+    def _dealing(self, training: Participation) -> str:
+        """Return the assignment: "static" or "dynamic"."""
+        if self._assignment != "auto":
+            return self._assignment
+        return "dynamic" if training.counts_progress else "static"
 
     def _dealt(self, training: Participation) -> Iterator[Any]:
-        elements = self._elements(self.epoch)
-        positions = share(len(elements), *training.share, done=self._taken, group_size=training.group_size)
-        for position in positions:
-            yield elements[position]
+        before, done = 0, self._taken
+        if training.counts_progress:
+            before, done = divmod(self._taken, max(self._share_size(), 1))
+        for number in training.passes(self.epoch, lambda: self._size, before):
+            elements = self._elements(number)
+            for position in share(len(elements), *training.share, done=done, group_size=training.group_size):
+                if training.made(self._size):
+                    return
+                yield elements[position]
+            done = 0
 
     def _leased(self, training: Participation) -> Iterator[Any]:
+        lease = self._resumed(training)
+        for number in training.passes(self.epoch, lambda: self._size, self._again, shared=True):
+            yield from self._leased_in(training, number, lease)
+            lease, self._again = None, self._again + 1
+
+    def _leased_in(self, training: Participation, number: int, lease: Lease | None) -> Iterator[Any]:
+        """Yield what this rank leases of a pass, beginning with a lease that it has."""
         orders: dict[int, list[Any]] = {}
         member, group_size = member_of(training)
-        lease = self._resumed(training)
         while True:
             if lease is None:
                 self._lease = []
-                lease = self._ledger(training).take(self.epoch)
+                lease = self._ledger(training).take(number)
             if lease is None:
                 return
             epoch, start, stop = lease.epoch, lease.start, lease.stop
@@ -199,7 +224,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 orders[epoch] = self._elements(epoch)
             for position in range(start, stop):
                 self._lease = [epoch, position, stop]
-                if training.stopped:
+                if training.stopped or training.made(self._size):
                     self._give_back()
                     return
                 self._lease[1] += 1
@@ -223,7 +248,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     def _ledger(self, training: Participation) -> LedgerClient:
         order, group_size = f"seed {self._seed}, shuffled {self._shuffle}", training.group_size
         # A leased position is one sample of each rank of a group.
-        data = SampledData(self._name(training), self._size // group_size, self._unit, order)
+        size, several = self._size // group_size, training.counts_progress
+        data = SampledData(self._name(training), size, self._unit, order, several)
         return LedgerClient(training.ask, data)
 
     def _name(self, training: Participation) -> str:
@@ -237,7 +263,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             "size": self._size,
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "assignment": "dynamic" if self._dynamic else "static",
+            "assignment": self._dealing(self._training()),
             "workers": self._training().share[1],
             **group_fact(self._training()),
         }

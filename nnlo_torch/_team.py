@@ -15,6 +15,7 @@ from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._group_options import GroupOptions
 from nnlo_torch._joint import JointTraining
 from nnlo_torch._modules import buffers_of
+from nnlo_torch._stretches import GroupOptimizer
 
 __all__ = ["join_team", "kinds_of"]
 
@@ -36,7 +37,7 @@ def join_team(
     """
     members, algorithm = joint.members, joint.members[0].algorithm
     optimizers = [one.optimizer for one in members]
-    runs = algorithm.optimizer_runs if joint.servers else "worker"
+    runs = algorithm.optimizer_runs_at(joint.servers)
     grouped = joint.servers == 0 or joint.group_size not in (None, 1)
     flat_model = FlatModel(
         [pair for one in optimizers for pair in named_parameters(one, modules)],
@@ -47,7 +48,9 @@ def join_team(
     buffers = buffers_of(modules)
     steps = optimizers if runs == "worker" else [one.local for one in members]
 
-    def center_optimizer(place: slice) -> TorchCenterOptimizer:
+    def center_optimizer(place: slice) -> TorchCenterOptimizer | GroupOptimizer:
+        if not joint.servers:
+            return GroupOptimizer(optimizers[0], flat_model)
         joint.centers[:] = [TorchCenterOptimizer(optimizers, flat_model, place)]
         return joint.centers[0]
 

@@ -14,13 +14,15 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import AS_YOURS, Algorithm, RankWorld, WrapperBase, launched, readable
 from nnlo_torch._advice import explain_missing_variables
 from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
-from nnlo_torch._compat import global_hooks, hooks_of, without_hooks
+from nnlo_torch._compat import global_hooks, hooks_of, stepped, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import joint_training
 from nnlo_torch._participation import Participation
 from nnlo_torch._requirements import local_of, momentum_of, refuse
 from nnlo_torch._saved_files import warn_of_saves
+from nnlo_torch._schedules import follow_progress
 from nnlo_torch._step_weights import checked_weight
+from nnlo_torch._stretches import refuse_options
 from nnlo_torch._team import join_team
 
 __all__ = ["Wrapper", "current"]
@@ -129,6 +131,10 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         if self.serves:
             explain_missing_variables()
+        if not self._steps_here:
+            stepped(self.optimizer)  # a scheduler made for yours would warn that it never was
+        if self.counts_progress:
+            follow_progress(weakref.ref(self), self, self.optimizer)
         joint.end = self._end_for_another
         joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
         joint.forget_saves = warn_of_saves(joint, own_process=world.own_process)
@@ -156,6 +162,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         **common: Any,
     ) -> None:
         refuse(optimizer, type(self).__name__)
+        if algorithm.steps_in_place:
+            refuse_options(optimizer, type(self).__name__)
         rate, moves = local_of(local, optimizer, type(self).__name__)
         Wrapper.__init__(
             self, optimizer, algorithm.with_local_rate(rate) if rate else algorithm, local=moves, **common
@@ -231,6 +239,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             self._take_turn()
         team.shown.take_changes()
         samples = joint.step_weights.step()
+        joint.largest_step = max(joint.largest_step, samples)
         team.step(samples if self._weight is None else self._weight, self._change_gradient)
         if changes is not None:
             changes.keep(joint.epochs_begun)

@@ -43,6 +43,22 @@ class Downpour(Wrapper, algorithm=nnlo_common.Downpour):
     """
 
 
+class Steady(Wrapper, algorithm=nnlo_common.Steady):
+    """The accuracy of one process with its settings, on any number of workers, nothing tuned again.
+
+    Change `torch.optim.SGD(parameters, lr=0.03, momentum=0.9)` to
+    `nnlo_torch.Steady(torch.optim.SGD(parameters, lr=0.03, momentum=0.9))`, and `shuffle=True` of the loader
+    to `sampler=nnlo_torch.ShardSampler(dataset)`. See `nnlo_common.Steady` for the equations. Epochs end
+    when the progress of one epoch is made, and schedules by batch follow progress.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Steady(torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9))
+        >>> optimizer.param_groups[0]["lr"]  # of one process, whatever the number of workers
+        0.03
+    """
+
+
 class Synchronous(Wrapper, algorithm=nnlo_common.Synchronous):
     """Synchronous SGD: your optimizer steps the centre with the mean gradient of each step.
 

@@ -19,6 +19,7 @@ __all__ = [
     "EASGD",
     "GEM",
     "LocalSGD",
+    "Steady",
     "Synchronous",
     "wrapper",
 ]
@@ -343,6 +344,49 @@ class LocalSGD(Wrapper):
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
             warmup: number of first steps that are each averaged.
+            lag: exchanges that may be under way while the worker trains on.
+            model: the model that owns the parameters; None: search for it. Its buffers, such as running
+                statistics, are averaged over the workers.
+            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
+                your optimizer with the mean gradient: synchronous data parallelism, whatever the
+                algorithm.
+            group_size: the number of ranks of each worker: they make each step together, with the mean of
+                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
+            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
+                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
+                here.
+            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
+                otherwise the job aborts. None: only report it.
+            world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        """
+
+class Steady(Wrapper):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        every: int = 1,
+        passes: Literal["progress", "fixed"] = "progress",
+        synchronous: bool = False,
+        memory: float | None = None,
+        brake: float = 1.5,
+        lag: int = 0,
+        model: Module | None = None,
+        servers: int = 1,
+        group_size: int | None = None,
+        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        stall_timeout_s: float | None = None,
+        world: RankWorld | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: yours; it runs on the server.
+            every: steps of a worker between exchanges.
+            passes: what ends an epoch: its progress, or one pass over the samples: 'progress' or 'fixed'.
+            synchronous: commit the mean of all workers, who step together.
+            memory: least steps of a worker that the momentum remembers; else 4, or 2 together.
+            brake: most length of a gradient, in running root mean squares; 0: any.
             lag: exchanges that may be under way while the worker trains on.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.

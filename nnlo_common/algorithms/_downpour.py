@@ -84,7 +84,7 @@ class DownpourWorker(WorkerRule):
 class DownpourCenter(CenterRule):
     """c <- Optimizer(c, a), for each a on arrival."""
 
-    saved = ("center", "clock", "optimizer")
+    saved: ClassVar[tuple[str, ...]] = ("center", "clock", "optimizer")
 
     def __init__(self, center: Vector, optimizer: VectorOptimizer, *, warm_start: int = 0) -> None:
         super().__init__(center)

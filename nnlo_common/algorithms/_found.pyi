@@ -12,6 +12,7 @@ from nnlo_common.algorithms._easgd import EASGD as EASGD
 from nnlo_common.algorithms._gem import GEM as GEM
 from nnlo_common.algorithms._localsgd import LocalSGD as LocalSGD
 from nnlo_common.algorithms._rule import Algorithm
+from nnlo_common.algorithms._steady import Steady as Steady
 from nnlo_common.algorithms._synchronous import Synchronous as Synchronous
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EASGD",
     "GEM",
     "LocalSGD",
+    "Steady",
     "Synchronous",
 ]
 

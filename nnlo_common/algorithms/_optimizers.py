@@ -22,7 +22,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from nnlo_common.algorithms._vector_optimizer import Optimizer, Work, descend, described, is_vector
+from nnlo_common.algorithms._vector_optimizer import (
+    Optimizer,
+    Stretch,
+    Work,
+    descend,
+    described,
+    is_vector,
+)
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 
@@ -54,6 +61,8 @@ class SGD(Optimizer):
         [-0.33]
     """
 
+    _kept = ("buffer",)
+
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -62,6 +71,16 @@ class SGD(Optimizer):
         super().__post_init__()
         if self.nesterov and not self.momentum:
             self._refuse("momentum", "a number with 0 < momentum < 1 where nesterov=True")
+
+    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:
+        """Return its options, for the whole vector."""
+        one = Stretch(
+            place=slice(0, size),
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        return [one]
 
     def _initial(self) -> dict[str, float]:
         return {"buffer": -0.0} if self.momentum else {}  # -0.0 + g is g, even where g is -0.0
@@ -262,7 +281,20 @@ class Adam(Optimizer):
     beta2: float = 0.999
     epsilon: float = 1e-8
     epsilon_form: EpsilonForm = "torch"
-    _names = ("average", "square_average")
+    _names = _kept = ("average", "square_average")
+
+    def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:
+        """Return its options, for the whole vector."""
+        one = Stretch(
+            place=slice(0, size),
+            learning_rate=self.learning_rate,
+            momentum=self.beta1,
+            adaptive=True,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            epsilon_outside=self.epsilon_form == "keras",
+        )
+        return [one]
 
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
         (average, square_average), (root, ratio, last) = slots, work

@@ -15,17 +15,32 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._options import Declared, declared, option
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
-from nnlo_common.base._state_tree import Stateful
+from nnlo_common.base._state_tree import State, Stateful
 
-__all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GradientSum", "WorkerRule", "mean_of"]
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "CenterRule",
+    "Contribution",
+    "GainReport",
+    "GradientSum",
+    "WorkerRule",
+    "mean_of",
+]
+
+
+# More workers than anybody has.
+_COUNTLESS = 100_000
 
 
 class Ask(enum.IntEnum):
@@ -63,12 +78,61 @@ class Contribution:
         vector: the vector it sent; the commit may overwrite it.
         staleness: commits of the centre since the worker last fetched it.
         weight: its share in a mean, e.g. a number of samples.
+        sample: the sampled coordinates of the whole gradient, of which `vector` is a part; None: it is all.
     """
 
     rank: int
     vector: Vector
     staleness: int = 0
     weight: float = 1.0
+    sample: Vector | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainReport:
+    """How much work several workers have done together.
+
+    Attributes:
+        workers: their number now.
+        batches: the batches that they have contributed.
+        progress: the batches of one process that these were worth.
+        worth_having: the number of workers at which each would do half of the work that it does alone; None:
+            unknown.
+        shortened: the share of the last contributions that were shortened.
+
+    Example:
+        >>> GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02).gain
+        5.1
+    """
+
+    workers: int
+    batches: float
+    progress: float
+    worth_having: float | None
+    shortened: float
+
+    @property
+    def gain(self) -> float:
+        """The number of workers whose work they have done."""
+        return self.workers * self.progress / self.batches if self.batches else 1.0
+
+    def since(self, before: GainReport | None) -> GainReport:
+        """Return the work since an earlier report."""
+        if before is None:
+            return self
+        return replace(self, batches=self.batches - before.batches, progress=self.progress - before.progress)
+
+    def __str__(self) -> str:
+        """Say it in a sentence.
+
+        Example:
+            >>> print(GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02))
+            8 workers did the work of 5.1; with these settings more than 20 are not worth having
+        """
+        text = f"{self.workers} workers did the work of {self.gain:.1f}"
+        if self.worth_having is None or self.worth_having > _COUNTLESS:
+            return text
+        return f"{text}; with these settings more than {self.worth_having:.0f} are not worth having"
 
 
 class WorkerRule(Stateful, ABC):
@@ -166,10 +230,14 @@ class CenterRule(Stateful, ABC):
         clock: commits done.
         absent: workers missing from the next commit because they ended their epoch before others.
         max_staleness: staler contributions are dropped; None keeps all.
+        progress: the samples of one process that the contributions were worth, if the rule counts them.
+        sampled: the number of sampled coordinates that come with a contribution, if the rule needs them.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("center", "clock")
     max_staleness: int | None = None
+    progress: float = 0.0
+    sampled: int = 0
 
     def __init__(self, center: Vector) -> None:
         self.center = center
@@ -181,6 +249,19 @@ class CenterRule(Stateful, ABC):
 
     def capacity(self) -> int | None:
         """Return how many workers may train now; None: all of them."""
+        return None
+
+    def share(self, size: int) -> None:
+        """Note that the centre is a part of a vector of this size; others serve the rest."""
+
+    def in_groups(self, size: int) -> None:
+        """Note that each contribution is the mean of so many ranks' gradients."""
+
+    def attend(self, workers: int) -> None:
+        """Note how many workers live; called when one has died."""
+
+    def gain_report(self) -> GainReport | None:
+        """Return how much work the workers have done together, if the rule measures it."""
         return None
 
     @abstractmethod
@@ -214,6 +295,30 @@ class CenterRule(Stateful, ABC):
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Overwrite a part of a contribution, after its commit, with the reply; by default the new centre."""
         np.copyto(vector[part], self.center[part])
+
+
+class GroupRule(Protocol):
+    """Steps all ranks of a training without servers alike, in place of the user's optimizer.
+
+    Attributes:
+        norms: measures the ranks' gradients while their mean is made.
+        progress: the samples of one process that all steps were worth.
+    """
+
+    norms: MemberNorms
+    progress: float
+
+    def step(self, x: Vector, gradient: Vector, squares: Sequence[float], weight: float) -> None:
+        """Make one step with the mean gradient."""
+
+    def gain_report(self) -> GainReport:
+        """Return how much work the ranks have done together so far."""
+
+    def state(self) -> State:
+        """Return all that the next step depends on."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
 
 
 class GradientSum(Stateful):
@@ -290,6 +395,9 @@ class Algorithm(ABC):
     #: Whether the centre steps with an optimizer besides the workers', which `train_virtually` may be given.
     outer_optimizer: ClassVar[bool] = False
 
+    #: Whether the rule makes the steps of SGD, Adam and AdamW itself, from the options of the user's.
+    steps_in_place: ClassVar[bool] = False
+
     #: Whether contributions are averaged, weighted by their numbers of samples.
     weighs: ClassVar[bool] = False
 
@@ -326,6 +434,27 @@ class Algorithm(ABC):
     @abstractmethod
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
+
+    def counts_progress(self, workers: int) -> bool:
+        """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
+        return False
+
+    def group(self, size: int, optimizer: VectorOptimizer | None) -> GroupRule | None:
+        """Make what steps all ranks of a training without servers; None: the user's optimizer by itself."""
+        return None
+
+    def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
+        """Return the coordinates of a whole gradient that every server needs; None: those of its part."""
+        return None
+
+    #: Whether `group` makes the steps of a training without servers, in place of the user's optimizer.
+    steps_groups: ClassVar[bool] = False
+
+    def optimizer_runs_at(self, servers: int) -> Literal["center", "worker", "nowhere"]:
+        """Return where the user's optimizer steps, with so many servers."""
+        if servers:
+            return self.optimizer_runs
+        return "nowhere" if self.steps_groups else "worker"
 
     def check(self, workers: int, servers: int) -> None:  # noqa: B027 - a hook
         """Refuse numbers of workers or servers that the options do not allow."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -15,7 +15,17 @@ from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._huge_pages import zeroed
 from nnlo_common.base._layout import Layout
 
-__all__ = ["Optimizer", "VectorOptimizer", "Work", "descend", "described", "fitted", "is_vector", "moves"]
+__all__ = [
+    "Optimizer",
+    "Stretch",
+    "VectorOptimizer",
+    "Work",
+    "descend",
+    "described",
+    "fitted",
+    "is_vector",
+    "moves",
+]
 
 # Values of all operands of a block together, as far as a second-level cache holds them.
 _OPERANDS = 1 << 19
@@ -54,6 +64,60 @@ class VectorOptimizer(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load copies of what `state` returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A stretch of the vector that SGD, Adam or AdamW steps with one set of options.
+
+    Attributes:
+        place: in the vector that the optimizer steps.
+        learning_rate: as it is now.
+        momentum: of SGD, or Adam's beta1.
+        adaptive: whether it is Adam.
+        beta2: Adam's.
+        epsilon: Adam's.
+        epsilon_outside: epsilon is added before the correction for the start at 0, as Keras does.
+        weight_decay: times the weight, added to the gradient.
+        decoupled: the decay, times the learning rate, is taken from the weight instead.
+        maximize: go uphill.
+    """
+
+    place: slice
+    learning_rate: float
+    momentum: float = 0.0
+    adaptive: bool = False
+    beta2: float = 0.0
+    epsilon: float = 0.0
+    epsilon_outside: bool = False
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    maximize: bool = False
+
+
+@runtime_checkable
+class Steerable(VectorOptimizer, Protocol):
+    """An optimizer whose step an algorithm may scale, or make in its place."""
+
+    def stretches(self, size: int, gradient: Vector | None) -> Sequence[Stretch] | None:
+        """Return what it would step, in order; None: it is not SGD, Adam or AdamW.
+
+        Args:
+            size: the number of coordinates.
+            gradient: leave out parameters that have no gradient in it; None: all of them.
+        """
+
+    def step_scaled(self, x: Vector, gradient: Vector, scale: float) -> None:
+        """Step with `scale` times the learning rates."""
+
+    def keep_in(self, velocity: Vector, square: Vector) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far.
+
+        Cheap where they lie there already; copies what it has elsewhere, e.g. after it has loaded a state.
+        """
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
 
 
 @runtime_checkable
@@ -146,6 +210,36 @@ class Optimizer:
             self._update(x[part], own, slots, Work(first, second, own if use_up else second))
 
         return move
+
+    def stretches(self, size: int, gradient: Vector | None) -> Sequence[Stretch] | None:
+        """Return the options of a step as stretches of the vector, if it is SGD or Adam."""
+        return None
+
+    def step_scaled(self, x: Vector, gradient: Vector, scale: float) -> None:
+        """Step with `scale` times the learning rate."""
+        rate = self.learning_rate
+        self.learning_rate = rate * scale
+        try:
+            self.step(x, gradient)
+        finally:
+            self.learning_rate = rate
+
+    #: The slots that hold the momentum and Adam's mean square.
+    _kept: ClassVar[tuple[str, ...]] = ()
+
+    def keep_in(self, velocity: Vector, square: Vector) -> int:
+        """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
+        for name, vector in zip(self._kept, (velocity, square), strict=False):
+            if self._slots.get(name) is not vector and vector.size:
+                before = self._slots.get(name)
+                self._prepare(vector.size)
+                np.copyto(vector, 0.0 if before is None else before)
+                self._slots[name] = vector
+        return self._steps
+
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        self._steps = steps
 
     def state(self) -> dict[str, Any]:
         """Return `learning_rate`, `steps` and, after the first step, a copy of each slot."""

@@ -7,7 +7,10 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["epoch_order", "share"]
+__all__ = ["MOST_PASSES", "epoch_order", "share"]
+
+#: An epoch that takes several passes numbers the orders of its passes from its own number times this on.
+MOST_PASSES = 1 << 20
 
 
 def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]:

@@ -46,6 +46,11 @@ def refused(server: ServerRecords, message: Message) -> str | None:
         problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"
     elif message.pulled_at > server.rule.clock:
         problem = f"says it pulled at clock {message.pulled_at}, but the clock is only {server.rule.clock}"
+    elif kind is Kind.SAMPLE:
+        found = 0 if message.vector is None else message.vector.size
+        problem = f"sent {found} sampled numbers; expected {server.rule.sampled}"
+        if found == server.rule.sampled:
+            return None
     elif message.vector is not None and message.vector.size != size and kind is not Kind.OPTIONS:
         problem = (
             f"sent {message.vector.size} numbers for a centre of {size}; do all ranks build the same model?"

@@ -23,7 +23,8 @@ def contributions(
         if (options := peers[message.sender].options) is not None:
             rule.configure(options)
         stale = rule.clock - message.pulled_at
-        found.append(Contribution(message.sender, message.vector, stale, message.share))
+        sample = peers[message.sender].sample
+        found.append(Contribution(message.sender, message.vector, stale, message.share, sample))
         staleness[stale] += 1
         peers[message.sender].staleness[stale] += 1
     return found

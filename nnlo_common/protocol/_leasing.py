@@ -38,6 +38,7 @@ class Leasing:
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
         self._workers, self._patient, self._may_wait = set(workers), patient, patient
         self._ledgers: dict[str, Leases] = {}
+        self._passing: set[str] = set()  # those whose epochs take several passes, which nobody waits between
         self.handlers: Handlers = {
             LeaseQuery: self._take,
             GiveBackQuery: self._give_back,
@@ -49,8 +50,8 @@ class Leasing:
     def let_wait(self, *, may_wait: bool) -> Answers:
         """Set whether workers may wait for a lease; they must not during a pause, as waiting blocks it."""
         self._may_wait = may_wait and self._patient
-        for ledger in self._ledgers.values():
-            ledger.patient = self._may_wait
+        for name, ledger in self._ledgers.items():
+            ledger.patient = self._may_wait and name not in self._passing
         return [answer for ledger in self._ledgers.values() for answer in _ready(ledger)]
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
@@ -89,9 +90,10 @@ class Leasing:
     def _ledger(self, data: SampledData) -> Leases:
         ledger = self._ledgers.get(data.sampler)
         if ledger is None:
-            ledger = Leases(
-                data.size, self._workers, unit=data.unit, patient=self._may_wait, order=data.order
-            )
+            if data.passes:
+                self._passing.add(data.sampler)
+            patient = self._may_wait and not data.passes
+            ledger = Leases(data.size, self._workers, unit=data.unit, patient=patient, order=data.order)
             self._ledgers[data.sampler] = ledger
         if (ledger.size, ledger.unit, ledger.order) != (data.size, data.unit, data.order):
             raise ConfigurationError(

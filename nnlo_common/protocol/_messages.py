@@ -52,15 +52,26 @@ class Kind(enum.IntEnum):
     """Server: all workers are at a batch boundary, nothing is under way; or the pause is cancelled."""
     DROPPED = 17
     """Server: the worker was silent for too long, and the others continue without it."""
+    SAMPLE = 18
+    """Worker: coordinates of its next contribution, of all shards. One way."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS})
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE})
 #: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
 WITH_VECTOR = frozenset(
-    {Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT, Kind.CENTER, Kind.OPTIONS, Kind.ASK, Kind.ANSWER}
+    {
+        Kind.EXCHANGE,
+        Kind.PUSH,
+        Kind.COMMIT,
+        Kind.CENTER,
+        Kind.OPTIONS,
+        Kind.ASK,
+        Kind.ANSWER,
+        Kind.SAMPLE,
+    }
 )
 
 
@@ -73,13 +84,15 @@ class Message(NamedTuple):
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps; replies: the centre's commits.
-        pulled_at: requests: the centre's commits when the sender last pulled.
+        pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
+            replies.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
             DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
         mark: read it as `keeps_parameters`, `refreshes`, `last_pull`, `cancelled` or `final`, by the kind.
-        samples: requests: the number of samples the sender has taken so far.
+        samples: requests: the number of samples the sender has taken so far; read it as `progress` in
+            replies.
         vector: the numbers, if the kind has any.
         pause: replies: pause at the next batch boundary.
     """
@@ -106,6 +119,16 @@ class Message(NamedTuple):
     def rate(self) -> float:
         """Replies: the learning rate that workers adopt; 0: none."""
         return self.scalar
+
+    @property
+    def progress(self) -> int:
+        """Replies: the samples of one process that all contributions so far were worth."""
+        return self.samples
+
+    @property
+    def progress_before(self) -> int:
+        """Replies: the progress when the receiver's epoch was begun."""
+        return self.pulled_at
 
     @property
     def waited(self) -> float:

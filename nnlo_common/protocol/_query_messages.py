@@ -192,12 +192,14 @@ class SampledData:
         size: the number of positions in an epoch.
         unit: leases are multiples of it.
         order: how positions map to samples, such as the seed.
+        passes: an epoch takes several passes over the data, and no worker waits between two.
     """
 
     sampler: str
     size: int
     unit: int
     order: str
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ def restored_peers(owner: str, state: Mapping[str, Any]) -> dict[int, Peer]:
         ConfigurationError: it is not a server's state.
     """
     parts = {"rule": Mapping, "staleness": [[int]], "workers": Mapping, "pending": [Mapping]}
+    parts["progress_at"] = [float]
     require(owner, state, rate=float, **parts)
     if not all(isinstance(peer, Mapping) and rank.isdecimal() for rank, peer in state["workers"].items()):
         raise ConfigurationError(f"{owner}: its workers are not records by rank; is the state damaged?")

@@ -88,6 +88,9 @@ class Server:
         # A worker has ended an epoch and may wait for the others, so let in all that queue.
         self._warm = False
         # Each contribution is a commit, however many workers there are.
+        # The progress when the first worker had finished so many epochs.
+        self.progress_at: list[float] = [0.0]
+        rule.attend(self.awaited)
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
             Kind.JOIN: self._join,
@@ -99,6 +102,7 @@ class Server:
             Kind.EPOCH: self._epoch,
             Kind.VIEW: self._view,
             Kind.OPTIONS: self._options,
+            Kind.SAMPLE: self._sample,
             Kind.LEAVE: self._leave,
             Kind.PAUSE: self._pause,
         }
@@ -212,6 +216,7 @@ class Server:
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
             "rate": self.rate,
+            "progress_at": list(self.progress_at),
             "workers": {str(rank): peer for rank, peer in sorted(self.peers.states().items())},
             "pending": [kept(event.message) for event in self._waiting.contributions],
         }
@@ -232,6 +237,7 @@ class Server:
             )
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
         self._load_center(state)
+        self.progress_at = list(state["progress_at"])
         self.peers.update(peers)
         self._warm = any(peer.epochs for peer in peers.values())
         for rank, peer in peers.items():
@@ -250,12 +256,15 @@ class Server:
         peers = restored_peers(f"server shard {self.shard}", state)
         epochs = min((peer.epochs for peer in peers.values()), default=0)
         self._load_center(state)
+        self.progress_at = list(state["progress_at"])
         self.begin_after(epochs)
 
     def begin_after(self, epochs: int) -> None:
         """Begin with the centre as it is, for workers that have finished this many epochs elsewhere."""
         for peer in self.peers.values():
             peer.epochs = epochs
+        known = [*self.progress_at, *[self.rule.progress] * (epochs + 1)]
+        self.progress_at = known[: epochs + 1]
 
     def _load_center(self, state: Mapping[str, Any]) -> None:
         self.rule.load(state["rule"])
@@ -303,6 +312,8 @@ class Server:
     def _epoch(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.epochs, peer.waited = peer.epochs + 1, event.message.waited
+        if len(self.progress_at) == peer.epochs:
+            self.progress_at.append(self.rule.progress)
         self._warm = True
         released = Release(event.message.sender, event.frame)
         moved = [*self._commit_ready(), *self._admit(), *self._show(), *self._answer_calls()]
@@ -319,6 +330,11 @@ class Server:
     def _options(self, event: Received) -> list[Action]:
         assert event.message.vector is not None  # refused() has seen to it
         self.peers[event.message.sender].options = event.message.vector.copy()
+        return [Release(event.message.sender, event.frame)]
+
+    def _sample(self, event: Received) -> list[Action]:
+        assert event.message.vector is not None  # refused() has seen to it
+        self.peers[event.message.sender].sample = event.message.vector.copy()
         return [Release(event.message.sender, event.frame)]
 
     def _leave(self, event: Received) -> list[Action]:
@@ -340,6 +356,8 @@ class Server:
     def _depart(self, rank: int, standing: Standing) -> None:
         self.awaited -= self.peers[rank].standing in AWAITED
         self.peers[rank].standing = standing
+        # Only deaths: at the end of a training it depends on timing who has left already.
+        self.rule.attend(sum(peer.standing is not Standing.LOST for peer in self.peers.values()))
 
     # -- requests that may now be ready ---------------------------------------------------------------
 
@@ -466,6 +484,11 @@ class Server:
         kind = Kind.CENTER if with_vector else Kind.ACK
         return self._answer(event, kind, vector=vector, mark=mark, fill=fill)
 
+    def _progress_before(self, rank: int) -> int:
+        """Return the progress that was made when this worker's epoch was begun."""
+        peer = self.peers.get(rank)
+        return 0 if peer is None else int(self.progress_at[min(peer.epochs, len(self.progress_at) - 1)])
+
     def _paused(self, event: Received, *, cancelled: bool) -> Send:
         return self._answer(event, Kind.PAUSED, mark=cancelled)
 
@@ -488,9 +511,11 @@ class Server:
             self.rank,
             request.sequence,
             self.rule.clock,
+            self._progress_before(request.sender),
             scalar=self.rate,
             shard=request.shard,
             stop=self.stopping,
+            samples=int(self.rule.progress),
             vector=vector,
             mark=mark,
             pause=self.pauses.wanted,

@@ -65,11 +65,13 @@ class ShardClient:
         lent: the gradient stays unchanged until its contribution has been answered.
         stop_requested: the server has asked to finish.
         rate: the server's latest learning rate; 0: none.
+        progress: the progress of the centre in the latest reply, and of this epoch, in samples.
         pause_requested: the server's latest reply asks to pause at the next batch boundary.
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
+        sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
         outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
     """
 
@@ -87,9 +89,10 @@ class ShardClient:
         self.samples, self.waited = 0, 0.0
         self._overdue: Ask | None = None  # due in a passed step
         self.lent = False
-        self.stop_requested, self.rate = False, 0.0
+        self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.keeps_parameters = self.absorbing = False
+        self.sample: Vector | None = None
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
@@ -219,7 +222,12 @@ class ShardClient:
             np.copyto(self._sent_at[slot], self.parameters)
         self._opened += 1
         self.pause_cancelled = False
-        return [self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
+        first = (
+            [self._request(Kind.SAMPLE, self.sample)]
+            if vector is not None and self.sample is not None
+            else []
+        )
+        return [*first, self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
         """Take a reply.
@@ -290,6 +298,7 @@ class ShardClient:
         """Report one more finished epoch to the server."""
         self._expect(Phase.TRAINING, "finish an epoch")
         self.pause_cancelled = False
+        self.progress = self.progress[0], 0
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
@@ -319,6 +328,7 @@ class ShardClient:
             "pulled_at": self.pulled_at,
             "sequence": self._sequence,
             "earlier": self._earlier,
+            "progress": list(self.progress),
             "asked": [[kind.name, sequence] for kind, sequence in self._asked],
             "replies": [kept(event.message) for event in self._replies],
             "sent_at": [self._sent_at[slot].copy() for slot in self._open_slots()],
@@ -330,7 +340,7 @@ class ShardClient:
         owner, size = f"worker rank {self.rank}", self.parameters.size
         numbers = {"pulled_at": int, "sequence": int, "earlier": float}
         sent_at = [np.zeros(size, np.float32)]
-        lists = {"asked": [list], "replies": [Mapping], "sent_at": sent_at}
+        lists = {"asked": [list], "progress": [int], "replies": [Mapping], "sent_at": sent_at}
         require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists)
         assert isinstance(state, Mapping)  # require has seen to it
         self.rule.check(state["rule"])
@@ -352,7 +362,7 @@ class ShardClient:
         self.check(state)
         self.rule.load(state["rule"])
         self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
-        self._earlier = state["earlier"]
+        self._earlier, self.progress = state["earlier"], (state["progress"][0], state["progress"][1])
         self.keeps_parameters = True
         self._asked.extend((Kind[name], sequence) for name, sequence in state["asked"])
         for item in state["replies"]:
@@ -383,6 +393,7 @@ class ShardClient:
         """Take the flags and the rate of a reply."""
         self.stop_requested |= message.stop
         self.rate, self.pause_requested = message.rate, message.pause
+        self.progress = message.progress, message.progress - message.progress_before
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING

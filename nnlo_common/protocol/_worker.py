@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
@@ -87,6 +88,9 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.rule.given_sums = given_sums
         self._exchange_first = self.shard_clients[0].rule.exchange_first
+        self._places = algorithm.sampled(gradient.vector.size, workers) if len(shards) > 1 else None
+        self._given_sums = given_sums
+        self._sampled = GradientSum(0 if self._places is None else self._places.size)
         self._epochs = 0  # finished
 
     @property
@@ -108,6 +112,11 @@ class Worker:
     def rate(self) -> float:
         """The first server's latest learning rate; 0: none."""
         return self.shard_clients[0].rate
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of the centre in the first server's latest reply, and of this epoch, in samples."""
+        return self.shard_clients[0].progress
 
     def gradient_point(self) -> Vector:
         """Return the point of the next gradient: the parameters, or a point ahead of them (EAMSGD)."""
@@ -148,6 +157,7 @@ class Worker:
         """
         for shard_client in self.shard_clients:
             shard_client.begin_step()
+        self._sample()
         if self._exchange_first:
             yield from self._all(ShardClient.exchange)
         if local_step is not None:
@@ -231,6 +241,8 @@ class Worker:
 
     def finish_epoch(self) -> Activity:
         """Contribute the rest of the epoch, and report its end to all servers."""
+        if self._places is not None and self.gathered:
+            self._hand_out_sample()
         yield from self._all(ShardClient.contribute_rest)
         yield from self._drain()  # every server must have committed this epoch's contributions
         yield from self._all(ShardClient.finish_epoch)
@@ -278,6 +290,7 @@ class Worker:
         """Return the parameters and the state of the local optimizer and of every shard client."""
         return {
             "epochs": self._epochs,
+            "sampled": self._sampled.state(),
             "parameters": self.parameters.vector.copy(),
             "local": None if self.local is None else self.local.state(),
             "shard_clients": [shard_client.state() for shard_client in self.shard_clients],
@@ -293,6 +306,7 @@ class Worker:
         owner = f"worker rank {self.rank}"
         local = type(None) if self.local is None else Mapping
         parts = {"parameters": self.parameters.vector, "local": local, "shard_clients": [Mapping]}
+        parts["sampled"] = Mapping
         require(owner, state, epochs=int, **parts)
         if len(state["shard_clients"]) != len(self.shard_clients):
             raise ConfigurationError(
@@ -301,12 +315,29 @@ class Worker:
             )
         for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
             shard_client.check(saved)
+        self._sampled.check(state["sampled"])
         if self.local is not None:
             self.local.load(state["local"])  # first, because it may raise
         for shard_client, saved in zip(self.shard_clients, state["shard_clients"], strict=True):
             shard_client.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
         self._epochs = state["epochs"]
+        self._sampled.load(state["sampled"])
+
+    def _sample(self) -> None:
+        """Take the sampled coordinates of this step's gradient, for servers that have a part of it each."""
+        if self._places is None:
+            return
+        if self._given_sums:
+            self._sampled.take()
+        self._sampled.add(self.gradient.vector[self._places])
+        if self.due:
+            self._hand_out_sample()
+
+    def _hand_out_sample(self) -> None:
+        sample = self._sampled.take() / np.float32(max(self.gathered, 1))
+        for shard_client in self.shard_clients:
+            shard_client.sample = sample
 
     def _ask_to_pause(self, shard_clients: Sequence[ShardClient]) -> Activity:
         for shard_client in shard_clients:

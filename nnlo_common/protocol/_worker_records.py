@@ -48,6 +48,7 @@ class Peer:
     views: int = 0  # of the centre, at the ends of epochs
     staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
     options: Vector | None = None  # for stepping its contributions, if it has sent any
+    sample: Vector | None = None  # coordinates of its next contribution, if it sends any
 
     def state(self) -> State:
         """Return the record to resume from; a worker that has left starts anew in its epoch."""

@@ -170,6 +170,8 @@ class _VirtualRanks:
     def _server(self, shard: Shard, optimizer: VectorOptimizer | None) -> Server:
         mine = None if optimizer is None else fitted(optimizer, self.start.layout, shard.place)
         rule = self.algorithm.center(self.start.vector[shard.place].copy(), self.workers, mine)
+        if self.servers > 1:
+            rule.share(self.start.vector.size)
         depth = self.algorithm.lag + 1
         return Server(rule, self.ranks, rank=shard.server, shard=shard.index, depth=depth)
 

@@ -197,7 +197,8 @@ class VirtualCluster:
             self._perform_server(server.shard, server.drop(rank, 0.0))
 
     def _carried(self, message: Message) -> Received:
-        size = self.servers[message.shard].rule.center.size
+        rule = self.servers[message.shard].rule
+        size = max(rule.center.size, rule.sampled)
         frames = self._frames[size]
         return carried(message, frames.pop() if frames else Frame(size))
 

@@ -58,7 +58,7 @@ def pending(channels: Channels) -> list[PendingRequest]:
 def carried(message: Message, frame: Frame) -> Received:
     """Copy a message, header and vector, into the receiver's memory, as a transport does."""
     if message.vector is not None:
-        np.copyto(frame.vector, message.vector)
+        np.copyto(frame.vector[: message.vector.size], message.vector)
     return Received(decode(frame, encode(message, frame)), frame)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector, looks_finite, telling_places
 from nnlo_common.base._layout import Layout
@@ -69,6 +70,8 @@ class GroupRank:
         index: this rank's number in the group; 0 is the lead.
         size: the number of its ranks.
         samples: the number of samples that all its ranks had taken at the last gradient.
+        norms: measures the gradients of the ranks and their mean, if the algorithm asks for it.
+        squares: what the ranks have measured of their own gradients, as of the last meeting.
         on_divergence: called on the lead before the warning about a step that is not finite.
 
     Args:
@@ -87,6 +90,8 @@ class GroupRank:
         self._finite = True  # this rank's own gradient, before the mean
         self._finite_ranks, self._told = np.ones(self.size, np.bool_), False
         self.samples = 0
+        self.norms: MemberNorms | None = None
+        self.squares: list[float] = [0.0] * self.size
         self.on_divergence: Callable[[str], object] = str
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
@@ -97,14 +102,15 @@ class GroupRank:
         """
         # Equally many numbers at all points, so that ranks at different points understand each other.
         with span("wait", f"the group, which {meeting.words}"):
+            square = 0.0 if self.norms is None else self.norms.own
             everyone = self.group.gather(
-                np.array([meeting, self._steps, first, second, self._finite], np.float64)
+                np.array([meeting, self._steps, first, second, self._finite, square], np.float64)
             )
         for index, row in enumerate(everyone):
             if (row[:2] != everyone[0, :2]).any():
                 raise ConfigurationError(self._apart(everyone, index))
         self._steps += meeting is Meeting.STEP
-        self._finite_ranks = everyone[:, 4] > 0
+        self._finite_ranks, self.squares = everyone[:, 4] > 0, everyone[:, 5].tolist()
         return everyone[:, 2:4]
 
     def mean(self, gradient: Vector, weight: float, samples: float = 0) -> None:
@@ -125,6 +131,8 @@ class GroupRank:
     def begin_mean(self, weight: float, samples: float = 0) -> None:
         """Begin the mean of a gradient that is made part by part; see `mean`."""
         self._finite = True
+        if self.norms is not None:
+            self.norms.begin()
         weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
         total = float(weights.sum())
         if not (weights >= 0).all() or not 0 < total < np.inf:
@@ -142,6 +150,8 @@ class GroupRank:
         if self._finite and self._share != 0:
             first, last = np.searchsorted(self._telling, [place.start, place.stop])
             self._finite = looks_finite(gradient, self._telling[first:last])
+        if self.norms is not None:
+            self.norms.add(gradient, place)
         if self._share:
             np.multiply(part, np.float32(self._share), out=part)
         elif self._share is not None:
@@ -159,6 +169,8 @@ class GroupRank:
                 self.reducer.finish()
         if self._share is None:
             np.divide(gradient, np.float32(self.size), out=gradient)
+        if self.norms is not None:
+            self.norms.take_mean(gradient)
 
     def tell_finite(self, gradient: Vector) -> None:
         """Warn once if a step is made with a mean that is not finite; name the ranks that have brought it.

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
@@ -159,6 +160,7 @@ class GroupTrainer:
         gradient: the mean gradient.
         optimizer: moves the parameters; None if something else does.
         averages: averages the buffers.
+        rule: makes each step in place of the optimizer, if the algorithm has such a rule.
         numbers: the most numbers that a query carries after its JSON.
     """
 
@@ -174,9 +176,12 @@ class GroupTrainer:
         optimizer: VectorOptimizer | None,
         *,
         averages: Averages,
+        rule: GroupRule | None = None,
         numbers: int = 0,
     ) -> None:
         self._group, self._parameters, self._gradient = group, parameters, gradient
+        self._rule, self._progress_before = rule, 0.0
+        group.norms = None if rule is None else rule.norms
         self._optimizer = optimizer
         ranks = range(group.size)
         parts = Means(ranks), Means(ranks, LastRoundQuery), averages, Notes(), EpochMeans(ranks)
@@ -203,7 +208,10 @@ class GroupTrainer:
         check_weight(self._group.group.ranks[0], float(weights.sum()))
         self._group.tell_finite(self._gradient.vector)
         with span("apply", "the optimizer"):
-            if local_step is not None:
+            if self._rule is not None:
+                x, gradient, mean = self._parameters.vector, self._gradient.vector, float(weights.mean())
+                self._rule.step(x, gradient, self._group.squares, mean)
+            elif local_step is not None:
                 local_step()
             elif self._optimizer is not None:
                 self._optimizer.step(self._parameters.vector, self._gradient.vector)
@@ -218,6 +226,14 @@ class GroupTrainer:
     def end_epoch(self) -> None:
         """Check that all ranks have the same parameters."""
         self._group.meet_alike(Meeting.END_EPOCH, self._parameters.vector)
+        self._progress_before = 0.0 if self._rule is None else self._rule.progress
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all ranks, and of this epoch, in samples."""
+        if self._rule is None:
+            return 0, 0
+        return int(self._rule.progress), int(self._rule.progress - self._progress_before)
 
     def last_round(self) -> None:
         """Do nothing: no steps are left over."""
@@ -294,6 +310,8 @@ class GroupTrainer:
         return {
             "parameters": self._parameters.vector.copy(),
             "optimizer": None if self._optimizer is None else self._optimizer.state(),
+            "rule": None if self._rule is None else self._rule.state(),
+            "progress_before": self._progress_before,
             "averages": self._averages.state(),
             "steps": self._steps,
             "samples": self._samples,
@@ -303,7 +321,12 @@ class GroupTrainer:
         """Restore what `state` returned; call it before `start`."""
         optimizer = type(None) if self._optimizer is None else Mapping
         parts = {"parameters": self._parameters.vector, "optimizer": optimizer, "averages": Mapping}
-        require("a rank of a group", state, steps=int, samples=int, **parts)
+        rule = type(None) if self._rule is None else Mapping
+        numbers = {"steps": int, "samples": int, "progress_before": float}
+        require("a rank of a group", state, rule=rule, **numbers, **parts)
+        if self._rule is not None:
+            self._rule.load(state["rule"])
+        self._progress_before = state["progress_before"]
         if self._optimizer is not None:
             self._optimizer.load(state["optimizer"])
         self._averages.load(state["averages"])
@@ -330,7 +353,13 @@ class GroupTrainer:
 
     def report(self) -> TrainingReport:
         """Return the steps made."""
-        return TrainingReport(steps=self._steps, samples=self._samples)
+        rule = self._rule
+        return TrainingReport(
+            steps=self._steps,
+            samples=self._samples,
+            gain=None if rule is None else rule.gain_report(),
+            progress=None if rule is None else rule.progress,
+        )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave."""

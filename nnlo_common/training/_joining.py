@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nnlo_common.algorithms import CenterRule
+from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._clocks import ClockOffset, gathered_offset
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
@@ -256,8 +257,16 @@ def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:
         plan.gradient,
         plan.alone_optimizer,
         averages=_averages(plan),
+        rule=_group_rule(plan),
         numbers=_buffered(plan),
     )
+
+
+def _group_rule(plan: TrainingPlan) -> GroupRule | None:
+    if not plan.algorithm.steps_groups:
+        return None
+    size = plan.parameters.vector.size
+    return plan.algorithm.group(size, plan.alone_optimizer or plan.center_optimizer(slice(0, size)))
 
 
 def _join_as_worker(
@@ -316,6 +325,9 @@ def _join_as_server(
         ]
     center = plan.parameters.vector[mine.place]
     rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    rule.in_groups(len(cell.groups[0]))
+    if others:
+        rule.share(plan.parameters.vector.size)
     service: TrainingQueries | None = None
     if index == 0:
         asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]
@@ -379,7 +391,8 @@ def _buffered(plan: TrainingPlan) -> int:
 
 
 def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
-    size = max(shard.place.stop - shard.place.start, plan.options)
+    places = plan.algorithm.sampled(plan.parameters.vector.size, 2)
+    size = max(shard.place.stop - shard.place.start, plan.options, 0 if places is None else places.size)
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 

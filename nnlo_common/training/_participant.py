@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -97,6 +98,7 @@ class Participant:
         self._recording: Recording | None = None  # on a server
         self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
         self._over = self._epoch_open = False
+        self._weight = 0.0  # of the steps in this epoch
 
     @property
     def parameters(self) -> tuple[Vector, ...]:
@@ -122,23 +124,45 @@ class Participant:
 
         A group of k ranks takes k batches in a row for each step, one on each rank. Fewer than k batches may
         be left over at the end of an epoch; nobody gets them.
+
+        Where progress ends an epoch (see `Steady`), `batches` are iterated again until it is made, each time
+        with another worker's share; an iterator is not.
         """
-        member = self._member
         self._end_open_epoch()
         self._epoch_open = True
         self._running.begin_epoch()
-        share: Iterable[_Batch] = ()
-        if member is None:
-            share = batches
-        elif member.worker is not None:
-            index = 0 if member.group is None else member.group.index
-            rounds = _in_groups(batches, member.group_size)
-            share = (one[index] for one in islice(rounds, member.worker, None, member.workers))
-        for batch in share:
-            if self._running.stopped:
+        self._weight, size = 0.0, math.inf
+        for again in count():
+            before = self._weight
+            for batch in self._share(batches, again):
+                if self._running.stopped or self._running.progress[1] >= size:
+                    break
+                yield batch
+            # Each worker has about as much in a pass.
+            size = min(size, self._weight * (1 if self._member is None else self._member.workers))
+            over = not self._counts_progress or self._running.stopped or self._running.progress[1] >= size
+            if over or self._weight == before or isinstance(batches, Iterator):
                 break
-            yield batch
         self._end_open_epoch()
+
+    @property
+    def _counts_progress(self) -> bool:
+        member = self._member
+        if member is None or member.worker is None:
+            return False
+        return self.algorithm.counts_progress(member.workers if member.servers else member.group_size)
+
+    def _share(self, batches: Iterable[_Batch], again: int) -> Iterable[_Batch]:
+        """Return the batches of this rank in a pass."""
+        member = self._member
+        if member is None:
+            return batches
+        if member.worker is None:
+            return ()
+        index = 0 if member.group is None else member.group.index
+        first = (member.worker + again) % member.workers
+        rounds = _in_groups(batches, member.group_size)
+        return (one[index] for one in islice(rounds, first, None, member.workers))
 
     def step(self, weight: float = 1.0) -> None:
         """Make one step with the gradient in `gradients`.
@@ -150,6 +174,7 @@ class Participant:
         if group is not None:
             group.mean(self._gradient.vector, weight)
         running.step(weight)
+        self._weight += weight * (1 if group is None else group.size)
 
     @property
     def stopped(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from nnlo_common.algorithms import GainReport
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
@@ -30,6 +31,9 @@ class TrainingReport:
         mean_staleness: the mean staleness of contributions, in commits.
         noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
             the workers' weights: samples, unless they were set.
+        gain: how much work the workers have done together, if the algorithm measures it (see `Steady`); on
+            the rank whose parameters are the centre.
+        progress: the samples of one process that the workers' steps were worth, if the algorithm counts them.
         lost: on servers, one line for each dead rank: rank, host, its last message, and the time of death.
 
     Example:
@@ -44,6 +48,8 @@ class TrainingReport:
     dropped: int = 0
     mean_staleness: float = 0.0
     noise_scale: float | None = None
+    gain: GainReport | None = None
+    progress: float | None = None
     lost: tuple[str, ...] = ()
 
 
@@ -79,6 +85,10 @@ class RankPart(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether training ends now."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers as last heard, and of this epoch; (0, 0) where nobody counts it."""
 
     def stop(self) -> None:
         """End the training; only the rank that holds the centre decides it."""
@@ -128,7 +138,7 @@ class Alone:
     def __init__(self, parameters: FlatVector, gradient: FlatVector, optimizer: VectorOptimizer) -> None:
         self._parameters, self._gradient, self._optimizer = parameters, gradient, optimizer
         self._steps = 0
-        self.stopped = False
+        self.stopped, self.progress = False, (0, 0)
 
     def start(self) -> None:
         """Do nothing: there is no other rank."""

@@ -199,6 +199,12 @@ class ServerRank:
         return True
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers, and that since the first worker has ended its last epoch."""
+        made, server = self._server.rule.progress, self._server
+        return int(made), int(made - server.progress_at[-1])
+
+    @property
     def pauses(self) -> int:
         """The number of pauses this server has seen."""
         return self._pauses
@@ -279,6 +285,8 @@ class ServerRank:
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
             noise_scale=noise.value if noise is not None and noise.count else None,
+            gain=(gain := self._server.rule.gain_report()),
+            progress=None if gain is None else self._server.rule.progress,
             lost=tuple(self._losses),
         )
 

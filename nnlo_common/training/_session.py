@@ -104,7 +104,7 @@ class Session:
     ) -> None:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world, self._move = algorithm, world, local_step
-        self._runs, self._options = algorithm.optimizer_runs if servers else "worker", options
+        self._runs, self._options = algorithm.optimizer_runs_at(servers), options
         ahead = servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
         plan = TrainingPlan(
             algorithm=algorithm,
@@ -115,7 +115,7 @@ class Session:
             servers=servers,
             group_size=group_size,
             all_reduce=all_reduce,
-            center_optimizer=center_optimizer if self._runs == "center" else lambda place: None,
+            center_optimizer=center_optimizer if algorithm.optimizer_runs == "center" else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
             moving=() if buffers is None else buffers.layers,
             updates=None if buffers is None else buffers.moves().total,
@@ -169,6 +169,17 @@ class Session:
     def stopped(self) -> bool:
         """Whether the server asks to end."""
         return self._part.stopped
+
+    @property
+    def counts_progress(self) -> bool:
+        """Whether an epoch ends when the progress of one epoch is made, not after a pass over the samples."""
+        member = self.member
+        return self.algorithm.counts_progress(member.workers if member.servers else member.group_size)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers as last heard, and of this epoch, in samples of one process."""
+        return (0, 0) if self._worker is None else self._worker.progress
 
     def stop(self) -> None:
         """Ask all to end; ignored on a worker."""

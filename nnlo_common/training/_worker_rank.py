@@ -144,6 +144,11 @@ class WorkerRank:
         return cast("AnswerT", answer)
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The progress of all workers as the first server has last told it, and of this epoch, in samples."""
+        return self._worker.progress
+
+    @property
     def told_rate(self) -> float:
         """The learning rate in the first server's latest reply; 0: none."""
         return self._worker.rate

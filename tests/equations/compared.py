@@ -72,7 +72,8 @@ class Case:
 
     def data(self, worker: int) -> list[Batch]:
         """The batches of an epoch of a worker."""
-        return data_of(worker, self.batches[worker])
+        # The gain of Steady is at its bound where workers' gradients have nothing in common.
+        return data_of(worker, self.batches[worker], learnable=self.wrapper == "Steady")
 
     def __str__(self) -> str:
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())

@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "DynSGD": ("momentum", "sgd", "adam"),
     "LocalSGD": ("momentum", "sgd", "adam"),
     "DiLoCo": ("momentum", "sgd", "adam"),
+    "Steady": ("momentum", "sgd", "adam"),
 }
 #: Further options of each wrapper.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -69,6 +70,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"every": 3, "outer_learning_rate": 0.5, "outer_momentum": 0.6},
         {"every": 3, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     ],
+    "Steady": [{"every": 3, "memory": 1.5}, {"brake": 0.0}, {"brake": 0.7, "memory": 0.0}],
 }
 
 
@@ -130,6 +132,12 @@ def _single(wrapper: str) -> Iterator[Case]:
     if wrapper == "Synchronous":
         for lag, pattern in product((0, 1), (ALTERNATE, IRREGULAR, LATE)):
             yield Case(wrapper=wrapper, options={"backup": 1, "lag": lag}, pattern=pattern)
+    if wrapper == "Steady":
+        for optimizer, pattern in product(OPTIMIZERS[wrapper], (ALTERNATE, IRREGULAR)):
+            for options in ({"synchronous": True}, {"synchronous": True, "every": 3, "memory": 1.0}):
+                yield Case(wrapper=wrapper, options=options, optimizer=optimizer, pattern=pattern)
+        yield Case(wrapper=wrapper, options={"synchronous": True}, weights=(1.0, 3.0), batches=(6, 6))
+        yield Case(wrapper=wrapper, options={"synchronous": True}, optimizer="adam", servers=2)
     if wrapper in ("Synchronous", "LocalSGD", "DiLoCo"):
         options = {} if wrapper == "Synchronous" else {"every": 3}
         yield Case(wrapper=wrapper, options=options, batches=(6, 6))

@@ -36,12 +36,22 @@ def initial() -> NDArray[np.float32]:
     return (0.5 * np.random.default_rng(7).standard_normal(SIZE)).astype(np.float32)
 
 
-def data_of(worker: int, batches: int) -> list[Batch]:
-    """The batches of a worker's epoch, the last of which is smaller; every worker has others."""
+def data_of(worker: int, batches: int, *, learnable: bool = False) -> list[Batch]:
+    """The batches of a worker's epoch, the last of which is smaller; every worker has others.
+
+    `learnable`: most classes follow from the inputs, so that the gradients of several workers agree in part.
+    """
     draw = np.random.default_rng(100 + worker)
     sizes = [BATCH] * (batches - 1) + [BATCH - 1 - 2 * (worker % 2)]
-    return [
+    found = [
         Batch(draw.standard_normal((size, 3)).astype(np.float32), draw.integers(0, 2, size)) for size in sizes
+    ]
+    if not learnable:
+        return found
+    rules = [(one.x @ np.float32([1, -0.5, 0.2]) > 0.2).astype(np.int64) for one in found]
+    return [
+        Batch(one.x, np.where(draw.random(len(one)) < 0.9, rule, one.y))
+        for one, rule in zip(found, rules, strict=True)
     ]
 
 

@@ -15,10 +15,14 @@ class Optimizer:
     Attributes:
         rate: the learning rate.
         momentum: 0 where it has none.
+        epsilon: of Adam.
+        hat: whether it is added before the correction.
     """
 
     rate: float
     momentum = 0.0
+    epsilon: float | None = None
+    hat = False
 
     def __call__(self, x: Array, g: Array) -> Array:
         raise NotImplementedError
@@ -48,7 +52,7 @@ class Adam(Optimizer):
     """
 
     def __init__(self, rate: float, *, epsilon: float, hat: bool) -> None:
-        self.rate, self._epsilon, self._hat = rate, epsilon, hat
+        self.rate, self.epsilon, self.hat = rate, epsilon, hat
         self._m: Array | float = 0.0
         self._v: Array | float = 0.0
         self._t = 0
@@ -58,7 +62,7 @@ class Adam(Optimizer):
         self._m = 0.9 * self._m + 0.1 * g
         self._v = 0.999 * self._v + 0.001 * g**2
         first, second = 1 - 0.9**self._t, 1 - 0.999**self._t
-        if self._hat:
+        if self.hat:
             first, second = (float(1 - np.float32(rate) ** np.float32(self._t)) for rate in (0.9, 0.999))
-            return x - self.rate * np.sqrt(second) / first * self._m / (np.sqrt(self._v) + self._epsilon)
-        return x - self.rate * self._m / first / (np.sqrt(self._v / second) + self._epsilon)
+            return x - self.rate * np.sqrt(second) / first * self._m / (np.sqrt(self._v) + self.epsilon)
+        return x - self.rate * self._m / first / (np.sqrt(self._v / second) + self.epsilon)

@@ -23,6 +23,7 @@ __all__ = [
     "Downpour",
     "DynSGD",
     "LocalSGD",
+    "Steady",
     "Synchronous",
 ]
 
@@ -121,6 +122,132 @@ class DynSGD(Downpour):
         (request,) = requests
         c = self.stepped(c, request.payload / (clock - request.pulled_at + 1))
         return c, [c]
+
+
+class Steady(AGN):
+    """DANA's look-ahead on a slow clock, AdaScale's gain from neighbours, and a brake; see
+    `docs/algorithms.md`.
+
+    With W workers and a lag of L the delay is that of V = W (L + 1) workers; n the batches of a contribution.
+    p <- min(1, brake sqrt(S / |g|^2)) g once 10 pairs are known; D, S: means of p p' and |p|^2, p' the last
+    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first.
+    1 / (1 - mu') = short + calm (long - short), long = 1 / (1 - mu), short = min(long, long / G + k (1 - 1 /
+    G)), G = max(1, s V), calm from the share of shortened ones; nu = 1 - (1 - mu') / V.
+    SGD: m <- nu m + s (1 - mu') / (1 - mu) p / V; c <- c - eta m; reply c - eta mu' V m.
+    Adam: m <- nu m + (1 - nu) p; q = s m / (1 - prod nu) / (sqrt(v / (1 - 0.999^t)) + eps); products in
+        Adam's metric.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[[], Optimizer],
+        workers: int,
+        *,
+        every: int = 1,
+        passes: str = "fixed",
+        synchronous: bool = False,
+        memory: float | None = None,
+        brake: float = 1.5,
+        lag: int = 0,
+    ) -> None:
+        assert passes == "fixed"
+        super().__init__(optimizer, workers, every=every, local_learning_rate=0.0, lag=lag)
+        self.local, self.every, self.brake, self.sync = None, every, brake, synchronous
+        self.waits = self.refreshes = synchronous
+        self.memory = memory if memory is not None else 2.0 if synchronous else 4.0
+        self.mu = 0.9 if self.stepped.epsilon else self.stepped.momentum
+        self.m: Array | float = 0.0
+        self.v: Array | float = 0.0
+        self.last: Array | None = None
+        self.product = self.square = self.noise = self.signal = self.shortened = self.largest = 0.0
+        self.pairs = self.t = 0
+        self.decay = 1.0
+
+    def quorum(self, behind: int) -> int:
+        return behind if self.sync else 1
+
+    def commit(self, c: Array, requests: Sequence[Request], absent: int, clock: int) -> Committed:
+        delay = self.workers * (self.lag + 1)
+        if delay == 1:
+            return super().commit(c, requests, absent, clock)
+        if self.sync:
+            g, gain = self.together(requests)
+            c, _ = self.paced(c, g, 1, gain)
+            return c, [c] * len(requests)
+        (request,) = requests
+        self.largest = max(self.largest, request.weight)
+        batches = max(1.0, self.every * request.weight / self.largest)
+        g, scale = self.scaled(request.payload, delay, batches)
+        c, ahead = self.paced(c, g, delay, scale)
+        return c, [ahead]
+
+    def metric(self, g: Array | None) -> Array | float:
+        """Adam's metric with the gradient g in it; None: of the gradients before, where there were any."""
+        if not self.stepped.epsilon:
+            return 1.0
+        if g is None:
+            if not self.t:
+                return 1.0
+            root = np.sqrt(self.v / (1 - 0.999**self.t))
+            return np.where(self.v == 0, 0.0, 1 / (root + self.stepped.epsilon))
+        root = np.sqrt((0.999 * self.v + 0.001 * g * g) / (1 - 0.999 ** (self.t + 1)))
+        return 1 / (root + self.stepped.epsilon)
+
+    def scaled(self, g: Array, delay: int, batches: float) -> tuple[Array, float]:
+        metric, shorter = self.metric(g), 1.0
+        square = float((metric * g * g).sum())
+        if self.pairs >= 10 and self.brake:
+            shorter = min(1.0, self.brake * np.sqrt(self.square / square))
+        self.shortened += 0.01 * ((shorter < 1) - self.shortened)
+        g, before, self.last = shorter * g, self.last, shorter * g
+        if before is None:
+            return g, 1 / delay
+        self.pairs += 1
+        share = 1 / min(self.pairs, max(100, 4 * delay))
+        self.product += share * (float((metric * g * before).sum()) - self.product)
+        self.square += share * (shorter**2 * square - self.square)
+        signal = max(self.product, 1e-12 * self.square)
+        noise = max(self.square - signal, 0.0)
+        scale = (batches * noise + signal) / (noise / delay + signal) / delay
+        return g, min(batches, max(1 / delay, scale))
+
+    def together(self, requests: Sequence[Request], *, measured_first: bool = False) -> tuple[Array, float]:
+        """The mean, and its gain; `measured_first`: norms are taken before the mean is known."""
+        g, many = mean_of(requests), len(requests)
+        metric = self.metric(None if measured_first else g)
+        if many == 1:
+            return g, 1.0
+        single = sum(float((metric * one.payload**2).sum()) for one in requests) / many
+        mean = float((metric * g * g).sum())
+        noise = max(single - mean, 0.0) * many / (many - 1)
+        self.pairs += 1
+        share = 1 / min(self.pairs, 100)
+        self.noise += share * (noise - self.noise)
+        self.signal += share * (max(mean - noise / many, 0.0) - self.signal)
+        return g, min(many, max(1.0, (self.noise + self.signal) / (self.noise / many + self.signal)))
+
+    def paced(self, c: Array, g: Array, delay: int, scale: float) -> tuple[Array, Array]:
+        rate, gain, long = self.stepped.rate, max(1.0, scale * delay), 1 / (1 - self.mu)
+        short = min(long, max(1.0, long / gain + self.memory * (1 - 1 / gain)))
+        calm = 0.0 if self.sync else min(1.0, max(0.0, self.shortened / 0.08 - 1))
+        mu = 1 - 1 / (short + calm * (long - short))
+        nu, self.t = 1 - (1 - mu) / delay, self.t + 1
+        if not self.stepped.epsilon:
+            if not self.mu:
+                c = c - rate * scale * g
+                return c, c
+            self.m = nu * self.m + scale * (1 - mu) / (1 - self.mu) / delay * g
+            c = c - rate * self.m
+            return c, c - (rate * mu * delay * self.m if delay > 1 else 0)
+        self.m = nu * self.m + (1 - nu) * g
+        self.v, self.decay = 0.999 * self.v + 0.001 * g * g, self.decay * nu
+        root = np.sqrt(1 - 0.999**self.t)
+        divisor = (np.sqrt(self.v) + self.stepped.epsilon) / root
+        if not self.stepped.hat:
+            divisor = np.sqrt(self.v) / root + self.stepped.epsilon
+        q = rate * scale * self.m / (1 - self.decay) / divisor
+        c = c - q
+        return c, c - (mu * delay * q if delay > 1 else 0)
 
 
 class Synchronous(Algorithm):

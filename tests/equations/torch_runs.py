@@ -85,6 +85,8 @@ def train(
 ) -> tuple[Any, list[Array], Array]:
     """Make one rank's part: the plain loop."""
     model, options = Network(), dict(case.options)
+    if case.wrapper == "Steady":
+        options["passes"] = "fixed"  # as many steps as there are batches
     if isinstance(options.get("local"), str):
         options["local"] = optimizer_of(options["local"], model)
     optimizer = getattr(nt, case.wrapper)(

@@ -170,7 +170,7 @@ PART: dict[str, Any] = {
     "blake2b": "b",
     "trouble": "",
 }
-LEASE = {"kind": "LeaseQuery", "data": ["training", 8, 1, "seed"], "epoch": 0, "unused": 0}
+LEASE = {"kind": "LeaseQuery", "data": ["training", 8, 1, "seed", False], "epoch": 0, "unused": 0}
 
 
 @pytest.mark.parametrize(

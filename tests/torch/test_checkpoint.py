@@ -275,6 +275,7 @@ def test_with_other_groups_it_goes_on_from_the_centre(tmp_path, capsys, before, 
 
 
 ALL = [nt.Downpour, nt.DynSGD, nt.AGN, nt.Synchronous, nt.EASGD, nt.EAMSGD, nt.GEM, nt.LocalSGD, nt.DiLoCo]
+ALL += [nt.Steady]
 EVERY = [nt.EASGD, nt.EAMSGD, nt.LocalSGD, nt.DiLoCo]
 
 
@@ -313,7 +314,7 @@ def anywhere(folder, size, epochs, wrapper, **options):
         return cluster.run(program, 180)
 
 
-@pytest.mark.parametrize("wrapper", [nt.Downpour, nt.Synchronous, nt.LocalSGD])
+@pytest.mark.parametrize("wrapper", [nt.Downpour, nt.Synchronous, nt.LocalSGD, nt.Steady])
 def test_from_one_process_to_a_server_and_back_the_bits_are_those_of_one_process(tmp_path, capsys, wrapper):
     """With one worker, so that the plain loop is the independent computation; Adam has a state to lose."""
     options = {"every": 1} if wrapper in EVERY else {}

@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 WRAPPERS = [nt.AGN, nt.DiLoCo, nt.Downpour, nt.DynSGD, nt.EASGD, nt.GEM, nt.LocalSGD, nt.Synchronous]
+WRAPPERS += [nt.Steady]
 EPOCHS, SAMPLES, WORKERS = 3, 24, 3
 TIMEOUT_S = 180.0
 

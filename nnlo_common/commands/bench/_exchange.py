@@ -16,8 +16,17 @@ from statistics import median
 
 import numpy as np
 
-from nnlo_common.algorithms import EASGD, Algorithm, Ask, CenterRule, Contribution, Downpour, WorkerRule
-from nnlo_common.algorithms._optimizers import SGD
+from nnlo_common.algorithms import (
+    EASGD,
+    Algorithm,
+    Ask,
+    CenterRule,
+    Contribution,
+    Downpour,
+    Steady,
+    WorkerRule,
+)
+from nnlo_common.algorithms._optimizers import SGD, Adam
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.cluster.transport._endpoint import Link
@@ -64,10 +73,13 @@ class _Echo(Algorithm):
         return _EchoCenter(center)
 
 
-RULES: dict[str, tuple[Algorithm, VectorOptimizer | None]] = {
-    "trivial": (_Echo(), None),
-    "EASGD": (EASGD(every=1, alpha=0.5), None),
-    "Downpour": (Downpour(), SGD(0.1)),
+# The algorithm, the centre's optimizer, and the number of workers that it is for, of which one is there.
+RULES: dict[str, tuple[Algorithm, VectorOptimizer | None, int]] = {
+    "trivial": (_Echo(), None, 1),
+    "EASGD": (EASGD(every=1, alpha=0.5), None, 1),
+    "Downpour": (Downpour(), SGD(0.1), 1),
+    "Steady": (Steady(), SGD(0.1, momentum=0.9), 2),
+    "Steady Adam": (Steady(), Adam(0.001), 2),
 }
 
 
@@ -162,7 +174,7 @@ class _Pair:
     """A server and a worker as in training, one exchange at a time."""
 
     def __init__(
-        self, world: World, size: int, algorithm: Algorithm, optimizer: VectorOptimizer | None
+        self, world: World, size: int, algorithm: Algorithm, optimizer: VectorOptimizer | None, workers: int
     ) -> None:
         arrays = [np.zeros(size, np.float32)]
         serving = world.rank == SERVER
@@ -171,13 +183,17 @@ class _Pair:
         link = Link(WORKER if serving else SERVER, 0, size, 1, serving)
         self._endpoint = MPIWorld(world).open([link])
         self._server = (
-            Server(algorithm.center(x.vector, 1, copy.deepcopy(optimizer)), [WORKER], by_parts=True)
+            Server(
+                algorithm.center(x.vector, workers, copy.deepcopy(optimizer)),
+                range(WORKER, WORKER + workers),
+                by_parts=True,
+            )
             if serving
             else None
         )
         self._handled = 0
         self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])
-        self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=1)
+        self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=workers)
         self._perform(self._worker.join)
 
     def once(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nnlo_common.algorithms import GainReport
 from nnlo_common.commands.report._time_shares import TimeShares
 from nnlo_common.training._rank_parts import speaks
 
@@ -50,6 +51,7 @@ class Sample:
         cpu_s: processor time since the process started.
         moved_mb: bytes read and written since then.
         gpu: the mean load of the GPUs that it sees, from 0 to 1; None: unknown.
+        gain: how much work the workers have done together so far; None: it is not measured here.
     """
 
     at_s: float
@@ -58,6 +60,7 @@ class Sample:
     cpu_s: float
     moved_mb: float
     gpu: float | None
+    gain: GainReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class RankFacts:
         epochs: those that have ended.
         samples_of_usage: about one for each second.
         shares: where its time went; None: unknown.
+        gain: how much work the workers have done together; None: it is not measured here.
     """
 
     rank: int
@@ -97,6 +101,7 @@ class RankFacts:
     samples_of_usage: Sequence[Sample] = ()
     epochs: Sequence[EpochFacts] = ()
     shares: TimeShares | None = None
+    gain: GainReport | None = None
 
     @property
     def trains(self) -> bool:

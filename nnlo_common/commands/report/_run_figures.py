@@ -43,6 +43,8 @@ def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
         found["Time of each rank"] = _shares(go, run)
     if run.center is not None and run.center.stalenesses:
         found["Staleness"] = _staleness(go, run)
+    if run.center is not None and run.center.gain is not None:
+        found["Gain"] = _gain(go, run.center)
     if any(one.epochs for one in run.ranks):
         found["Pace"] = _of_epochs(
             go, run, "samples per second", lambda epoch: epoch.samples / max(epoch.seconds, 1e-9)
@@ -157,6 +159,29 @@ def _staleness(go: Any, run: RunFacts) -> Any:
         "yaxis_title": "contributions",
     }
     return go.Figure(bars, {"barmode": "stack", **axes})
+
+
+def _gain(go: Any, center: RankFacts) -> Any:
+    """Return how many workers' work was done over time, beside their number and what is worth having."""
+    began_s = center.samples_of_usage[0].at_s if center.samples_of_usage else 0.0
+    ticks, gains, workers, worth = list[float](), list[float](), list[int](), list[float | None]()
+    for last, one in pairwise(center.samples_of_usage):
+        if one.gain is not None and (since := one.gain.since(last.gain)).batches > 0:
+            ticks.append(one.at_s - began_s)
+            gains.append(since.gain)
+            workers.append(since.workers)
+            worth.append(since.worth_having)
+    figure = go.Figure(layout={"xaxis_title": "seconds since the start", "yaxis_title": "workers"})
+    lines = {
+        "did the work of": (gains, "solid"),
+        "workers": (workers, "dot"),
+        "worth having": (worth, "dash"),
+    }
+    for number, (name, (values, dash)) in enumerate(lines.items()):
+        style = {"color": _COLOURS[number], "dash": dash}
+        figure.add_scatter(x=ticks, y=values, name=name, mode="lines", line=style)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
 
 
 def _rate(last: Sample, one: Sample, name: str) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nnlo_common.algorithms import GainReport
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_TOML
@@ -130,6 +131,7 @@ class _RankLines:
             epochs=epochs,
             samples_of_usage=self._samples,
             shares=_shares(epochs, self._spent),
+            gain=_gain(self._last.get("gain")),
         )
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -183,6 +185,7 @@ class _RankLines:
             cpu_s=cpu_s,
             moved_mb=(_number(line.get("read_mb")) or 0.0) + (_number(line.get("written_mb")) or 0.0),
             gpu=sum(known) / len(known) if known else None,
+            gain=_gain(line.get("gain")),
         )
 
     def _numbers(self, line: Mapping[str, Any], *names: str) -> list[float]:
@@ -216,6 +219,22 @@ def _spent(found: Any) -> dict[str, float]:
         return {}
     numbers = {str(kind): _number(value) for kind, value in found.items() if kind in KINDS}
     return {kind: value for kind, value in numbers.items() if value is not None and value >= 0}
+
+
+def _gain(found: Any) -> GainReport | None:
+    """Return how much work the workers have done together, if a line tells it."""
+    if not isinstance(found, Mapping):
+        return None
+    workers, batches, progress = (_number(found.get(name)) for name in ("workers", "batches", "progress"))
+    if workers is None or batches is None or progress is None:
+        return None
+    return GainReport(
+        workers=int(workers),
+        batches=batches,
+        progress=progress,
+        worth_having=_number(found.get("worth_having")),
+        shortened=_number(found.get("shortened")) or 0.0,
+    )
 
 
 def _counts(found: Any) -> dict[int, dict[int, int]]:

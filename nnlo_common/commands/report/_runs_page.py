@@ -17,6 +17,7 @@ _GOOD = "Nothing to change was found."
 _SHOWN = {
     "Time of each rank": "What each rank did, from its start to its end.",
     "Staleness": "How many commits came between a worker's fetch of the centre and its contribution.",
+    "Gain": "How many workers' work the workers did: less than their number where their gradients agree.",
     "Pace": "How fast each rank trained, epoch by epoch.",
     "Memory": "Of each rank's process, sampled while it trained.",
     "Processor": "How many cores each rank kept busy; 1 is a whole core.",
@@ -109,6 +110,8 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
         parts.append(f"<h2>{escape(heading)}Silent for longer than usual</h2><ul>{''.join(stalls)}</ul>")
     facts = {"began": run.began, "command": run.command, "folder": str(run.folder.resolve())}
     facts["time"] = "it has not ended" if run.seconds is None else lasting(run.seconds)
+    if run.center is not None and run.center.gain is not None:
+        facts["gain"] = str(run.center.gain)
     facts |= {**run.layout, **run.versions}
     told = [[name, value] for name, value in facts.items() if value]
     parts += [f"<h2>{escape(heading)}With what</h2>", html_table(["what", "value"], told, long=True)]

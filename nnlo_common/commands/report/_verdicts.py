@@ -30,7 +30,7 @@ def verdicts(run: RunFacts) -> list[str]:
         # Deaths and waits come from it.
         return [f"the training has diverged: {diverged[0]}"]
     found = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run)]
-    found += [*_slow_workers(run), *_waits(run)]
+    found += [*_slow_workers(run), *_waits(run), *_gain(run)]
     return [*found, *_validation(run), *_drops(run), *_memory(run)]
 
 
@@ -150,6 +150,14 @@ def _validation(run: RunFacts) -> Iterator[str]:
     shares = [one.shares.share("validate") for one in run.ranks if one.shares is not None and one.trains]
     if shares and (mean := sum(shares) / len(shares)) > _VALIDATED:
         yield f"validation takes {100 * mean:.0f} % of the time: validate with fewer samples, or less often"
+
+
+def _gain(run: RunFacts) -> Iterator[str]:
+    gain = None if run.center is None else run.center.gain
+    if gain is not None and gain.worth_having is not None and gain.workers > gain.worth_having:
+        yield (
+            f"{gain}: start fewer ranks, or train with larger batches or a larger learning rate on as many"
+        )
 
 
 def _drops(run: RunFacts) -> Iterator[str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from nnlo_common.algorithms import GainReport
 from nnlo_common.training._rank_parts import TrainingReport
 
 __all__ = ["Course", "Moment", "duration", "in_order", "progress_line", "spaced"]
@@ -26,6 +27,7 @@ class Moment:
         rate: how many were taken in a second since the epoch began.
         unit: what is counted.
         staleness: the mean staleness of the contributions since then; None: there was none.
+        gain: the work that the workers have done together since then; None: it is not measured.
         left_s: the estimated seconds to the end; None: unknown.
     """
 
@@ -36,6 +38,7 @@ class Moment:
     rate: float = 0.0
     unit: str = "samples"
     staleness: float | None = None
+    gain: GainReport | None = None
     left_s: float | None = None
 
 
@@ -95,7 +98,10 @@ class Course:
     def _moment(self, report: TrainingReport, *, ended: bool) -> Moment:
         now_s, before = self._clock(), self._before
         taken = (report.samples - before.samples) * self._times
-        share = 1.0 if ended else None if self._samples is None else min(taken / self._samples, 1.0)
+        done_here: float = taken
+        if report.progress is not None:  # which ends an epoch then
+            done_here = report.progress - (before.progress or 0.0)
+        share = 1.0 if ended else None if self._samples is None else min(done_here / self._samples, 1.0)
         over = self._epochs is not None and self._initial + self._done >= self._epochs
         exchanges = report.exchanges - before.exchanges
         stale = report.mean_staleness * report.exchanges - before.mean_staleness * before.exchanges
@@ -110,6 +116,7 @@ class Course:
             rate=taken / max(now_s - self._epoch_s, 1e-9),
             unit=self._unit,
             staleness=stale / exchanges if exchanges > 0 else None,
+            gain=None if report.gain is None else report.gain.since(before.gain),
             left_s=left_s,
         )
 
@@ -140,6 +147,8 @@ def progress_line(moment: Moment, scores: Mapping[str, float] | None = None) -> 
         parts.append(" | ".join(filter(None, sides)))
     if moment.staleness is not None:
         parts.append(f"staleness {moment.staleness:.2f}")
+    if moment.gain is not None:
+        parts.append(f"gain {moment.gain.gain:.1f} of {moment.gain.workers}")
     if moment.left_s is not None and moment.left_s > 0:
         parts.append(f"{duration(moment.left_s)} left")
     return "  ".join(parts)

@@ -133,6 +133,7 @@ class FactsWriter:
             "learning_rate": learning_rate,
             "spent": {kind: round(spent[kind] - self._spent[kind], 6) for kind in spent},
             **self._served(report),
+            **_gain(report),
             "metrics": metrics,
         }
         if own is not None:
@@ -175,7 +176,7 @@ class FactsWriter:
         self._sample(report, until_s)
         over = self._team is None or self._team.over
         seconds = round(time.perf_counter() - self._began_s, 6)
-        self._file.add("end", seconds=seconds, over=over, **self._served(report))
+        self._file.add("end", seconds=seconds, over=over, **self._served(report), **_gain(report))
         if self._trace is not None:
             self._trace.flush()
 
@@ -240,6 +241,7 @@ class FactsWriter:
         facts: dict[str, Any] = {
             "seconds": round(since_s, 6),
             self._unit: report.samples,
+            **_gain(report),
             "batches": report.steps,
             "exchanges": report.exchanges,
             "mean_staleness": round(report.mean_staleness, 6),
@@ -275,3 +277,22 @@ class FactsWriter:
                 known, self._told[what] = self._told[what], len(lines)
             for text in tuple(lines)[known:]:
                 self._file.add(what, text=text)
+
+
+def _gain(report: TrainingReport) -> dict[str, Any]:
+    """Return how much work the workers have done together since the start, if it is measured."""
+    gain = report.gain
+    if gain is None:
+        return {}
+    worth = (
+        None if gain.worth_having is None or math.isinf(gain.worth_having) else round(gain.worth_having, 3)
+    )
+    numbers = {"batches": round(gain.batches, 3), "progress": round(gain.progress, 6)}
+    return {
+        "gain": {
+            "workers": gain.workers,
+            **numbers,
+            "worth_having": worth,
+            "shortened": round(gain.shortened, 6),
+        }
+    }

@@ -1,0 +1,102 @@
+"""Schedules by batch that follow progress: where a worker's step is not a step of one process.
+
+Where progress ends an epoch (see `Steady`), a worker's loop has another number of batches than that of one
+process, which nobody knows beforehand. A schedule that is stepped after each batch, such as `OneCycleLR`,
+was made for the steps of one process. So within an epoch `scheduler.step()` makes as many steps as one
+process would have made since the last call: none, one or several. After an epoch it makes one, as always.
+
+PyTorch tells an optimizer nothing of its schedulers, so `step` of the scheduler classes is wrapped, once,
+when the first such training begins; for all other optimizers it does what it did.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import lr_scheduler
+
+if TYPE_CHECKING:
+    from nnlo_torch._participation import Participation
+
+__all__ = ["follow_progress", "steps_of_one_process"]
+
+_COUNT = "nnlo_steps"  # of a scheduler, part of its `state_dict`
+_trainings: dict[int, Callable[[], Participation | None]] = {}  # by the id of an optimizer
+_state = threading.local()
+_wrapped = False
+
+
+def follow_progress(training: Callable[[], Participation | None], *optimizers: object) -> None:
+    """Let schedulers of these optimizers follow the progress of a training.
+
+    Args:
+        training: returns it; None once it is gone.
+        optimizers: a wrapper, and the optimizer in it.
+    """
+    for gone in [key for key, one in _trainings.items() if one() is None]:
+        del _trainings[gone]
+    _trainings.update((id(one), training) for one in optimizers)
+    global _wrapped  # noqa: PLW0603 - PyTorch's classes are wrapped once
+    if not _wrapped:
+        _wrapped = True
+        for kind in vars(lr_scheduler).values():
+            # ReduceLROnPlateau follows a metric.
+            if _is_schedule(kind) and "step" in vars(kind) and kind is not lr_scheduler.ReduceLROnPlateau:
+                kind.step = _paced(kind.step)
+
+
+def steps_of_one_process(epochs: int, progress: float, size: float, batch: float) -> int:
+    """Return the number of steps that one process makes for this progress.
+
+    Args:
+        epochs: earlier epochs.
+        progress: of this epoch, in samples.
+        size: the number of samples in an epoch.
+        batch: the number of samples in a step.
+
+    Example:
+        >>> [steps_of_one_process(1, progress, 10, 4) for progress in (0, 7, 8, 12)]
+        [3, 4, 5, 6]
+    """
+    in_epoch = math.ceil(size / batch)
+    done = in_epoch if progress >= size else min(in_epoch, int(progress / batch))
+    return epochs * in_epoch + done
+
+
+def _is_schedule(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+
+
+def _paced(step: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(step)
+    def paced(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        if getattr(_state, "inside", False):  # a scheduler of schedulers steps its own
+            step(scheduler, *args, **kwargs)
+            return
+        _state.inside = True
+        try:
+            for _ in range(_due(scheduler)):
+                step(scheduler, *args, **kwargs)
+        finally:
+            _state.inside = False
+
+    return paced
+
+
+def _due(scheduler: Any) -> int:
+    """Return how often to step now."""
+    find = _trainings.get(id(getattr(scheduler, "optimizer", None)))
+    training = None if find is None else find()
+    if training is None or not training.counts_progress or not training._in_epoch():
+        return 1
+    earlier, progress, size, batch = training.paces
+    if not size or not batch:  # nothing is known before the first step
+        return 0
+    target = steps_of_one_process(earlier, progress, size, batch)
+    done: int = vars(scheduler).get(_COUNT, steps_of_one_process(earlier, 0, size, batch))
+    setattr(scheduler, _COUNT, max(target, done))
+    return max(0, target - done)
