@@ -49,6 +49,7 @@ def stub_of_wrappers(package: str) -> str:
     """Return the stub with the constructors of a framework's wrappers."""
     module = importlib.import_module(f"{package}._wrappers")
     imports: dict[str, set[str]] = {f"{package}._wrapper": {"Wrapper"}, "nnlo_common.plugin": {"Algorithm"}}
+    imports["collections.abc"] = {"Callable"}
     wrappers = [name for name in sorted(module.__all__) if name != "wrapper"]
     classes = [class_of(getattr(module, name), imports) for name in wrappers]
     lines = (f"from {one} import {', '.join(sorted(names))}\n" for one, names in imports.items())
@@ -56,7 +57,10 @@ def stub_of_wrappers(package: str) -> str:
     blocks = "\n".join("".join(line for line in ours if order_of(line) == part) for part in range(3))
     names = "".join(f'    "{name}",\n' for name in sorted(module.__all__))
     text = f"{MADE}\n{blocks}\n__all__ = [\n{names}]\n\n{''.join(classes)}"
-    return re.sub(r"\n{3,}", "\n\n", text) + "def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]: ...\n"
+    return (
+        re.sub(r"\n{3,}", "\n\n", text)
+        + "def wrapper(algorithm: type[Algorithm]) -> Callable[..., Wrapper]: ...\n"
+    )
 
 
 def order_of(line: str) -> int:

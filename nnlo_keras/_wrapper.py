@@ -276,7 +276,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
         """Make a wrapper from what `get_config` returned."""
         config = dict(config)
         # keras.optimizers.deserialize has a fixed list of optimizers, which lacks Lamb.
-        for name in ("optimizer", _local_name(cls.of)):
+        for name in ("optimizer", _local_name(cls._kind)):
             if isinstance(config.get(name), dict):
                 one = keras.saving.deserialize_keras_object(config[name], custom_objects=custom_objects)
                 config[name] = one

@@ -14,6 +14,15 @@ from nnlo_keras._wrapper import Wrapper
 
 __all__ = ["wrapper"]
 
+#: Of an algorithm that has no class below.
+_EXAMPLE = """
+Example:
+    >>> import keras, nnlo_keras
+    >>> optimizer = nnlo_keras.NAME(keras.optimizers.SGD(0.1MOMENTUM), servers=2)
+    >>> optimizer.get_config()["servers"]
+    2
+"""
+
 _registered = keras.saving.register_keras_serializable("nnlo")
 
 
@@ -172,14 +181,16 @@ def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]:
         >>> optimizer.get_config()["lag"]
         1
     """
-    found = globals().get(algorithm.__name__)
-    if isinstance(found, type) and issubclass(found, Wrapper) and found.of is algorithm:
+    found, found_here = globals().get(algorithm.__name__), algorithm in ALGORITHMS.values()
+    if isinstance(found, type) and issubclass(found, Wrapper) and found._kind is algorithm:
         return found
-    made: type[Wrapper] = _registered(wrapper_class(Wrapper, algorithm, __name__))
+    made: type[Wrapper] = _registered(
+        wrapper_class(Wrapper, algorithm, __name__, _EXAMPLE if found_here else "")
+    )
     return made
 
 
-# An algorithm without a class above has the docstring of its dataclass.
+# An algorithm without a class above gets one whose docstring begins like the algorithm's.
 for _one in ALGORITHMS.values():
     globals().setdefault(_one.__name__, wrapper(_one))
     __all__ += [_one.__name__]  # noqa: PLE0604

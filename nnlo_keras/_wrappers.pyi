@@ -1,5 +1,6 @@
 # Written by `make generated` from the declarations of the algorithms; change those instead.
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from nnlo_common.plugin import Algorithm
@@ -70,8 +71,8 @@ class DiLoCo(Wrapper):
         Args:
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
-            outer_learning_rate: of the outer SGD.
-            outer_momentum: of the outer SGD.
+            outer_learning_rate: learning rate of the outer SGD.
+            outer_momentum: momentum of the outer SGD.
             lag: exchanges that may be under way while the worker trains on.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
@@ -176,8 +177,8 @@ class EAMSGD(Wrapper):
             optimizer: the framework's SGD with momentum and nesterov=True, and nothing else. It makes no
                 steps: the algorithm takes its learning rate and momentum.
             every: steps of a worker between exchanges.
-            alpha: the moving rate.
-            beta: p alpha for p workers.
+            alpha: the moving rate, in place of beta.
+            beta: the common pull of all workers: p alpha for p of them.
             beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
             synchronous: wait for all workers at each exchange.
             sub_servers: servers between the top server and the workers; host: one on each host.
@@ -220,8 +221,8 @@ class EASGD(Wrapper):
         Args:
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
-            alpha: the moving rate.
-            beta: p alpha for p workers.
+            alpha: the moving rate, in place of beta.
+            beta: the common pull of all workers: p alpha for p of them.
             beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
             order: whether the exchange or the step comes first: 'paper' or 'step_first'.
             synchronous: wait for all workers at each exchange.
@@ -262,7 +263,7 @@ class GEM(Wrapper):
                 algorithm takes its learning rate and momentum.
             every: batches whose gradients are averaged for one step.
             kappa: limit of the collective's energy, in units of the proxy's.
-            clip: upper bound of pi.
+            clip: upper bound of pi, how much larger than the gradient's a step may be.
             primed: take the first centre as the first stale centre.
             lag: delay of the gradients, in steps.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
@@ -373,4 +374,4 @@ class Synchronous(Wrapper):
             name: as for any optimizer.
         """
 
-def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]: ...
+def wrapper(algorithm: type[Algorithm]) -> Callable[..., Wrapper]: ...

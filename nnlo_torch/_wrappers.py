@@ -14,6 +14,16 @@ from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["wrapper"]
 
+#: Of an algorithm that has no class below.
+_EXAMPLE = """
+Example:
+    >>> import torch, nnlo_torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = nnlo_torch.NAME(torch.optim.SGD(model.parameters(), lr=0.1MOMENTUM))
+    >>> optimizer.role
+    'alone'
+"""
+
 
 class Downpour(Wrapper, algorithm=nnlo_common.Downpour):
     """Downpour SGD: your optimizer steps the centre, with the workers' raw gradients as they come.
@@ -176,13 +186,13 @@ def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]:
         >>> optimizer.algorithm.lag
         1
     """
-    found = globals().get(algorithm.__name__)
-    if isinstance(found, type) and issubclass(found, Wrapper) and found.of is algorithm:
+    found, found_here = globals().get(algorithm.__name__), algorithm in ALGORITHMS.values()
+    if isinstance(found, type) and issubclass(found, Wrapper) and found._kind is algorithm:
         return found
-    return wrapper_class(Wrapper, algorithm, __name__)
+    return wrapper_class(Wrapper, algorithm, __name__, _EXAMPLE if found_here else "")
 
 
-# An algorithm without a class above has the docstring of its dataclass.
+# An algorithm without a class above gets one whose docstring begins like the algorithm's.
 for _one in ALGORITHMS.values():
     globals().setdefault(_one.__name__, wrapper(_one))
     __all__ += [_one.__name__]  # noqa: PLE0604

@@ -1,5 +1,6 @@
 # Written by `make generated` from the declarations of the algorithms; change those instead.
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch.nn import Module
@@ -82,8 +83,8 @@ class DiLoCo(Wrapper):
         Args:
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
-            outer_learning_rate: of the outer SGD.
-            outer_momentum: of the outer SGD.
+            outer_learning_rate: learning rate of the outer SGD.
+            outer_momentum: momentum of the outer SGD.
             lag: exchanges that may be under way while the worker trains on.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
@@ -206,8 +207,8 @@ class EAMSGD(Wrapper):
             optimizer: the framework's SGD with momentum and nesterov=True, and nothing else. It makes no
                 steps: the algorithm takes its learning rate and momentum.
             every: steps of a worker between exchanges.
-            alpha: the moving rate.
-            beta: p alpha for p workers.
+            alpha: the moving rate, in place of beta.
+            beta: the common pull of all workers: p alpha for p of them.
             beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
             synchronous: wait for all workers at each exchange.
             sub_servers: servers between the top server and the workers; host: one on each host.
@@ -256,8 +257,8 @@ class EASGD(Wrapper):
         Args:
             optimizer: yours; it runs on every worker.
             every: steps of a worker between exchanges.
-            alpha: the moving rate.
-            beta: p alpha for p workers.
+            alpha: the moving rate, in place of beta.
+            beta: the common pull of all workers: p alpha for p of them.
             beta_per: whether beta is for an exchange or a step: 'exchange' or 'step'.
             order: whether the exchange or the step comes first: 'paper' or 'step_first'.
             synchronous: wait for all workers at each exchange.
@@ -304,7 +305,7 @@ class GEM(Wrapper):
                 algorithm takes its learning rate and momentum.
             every: batches whose gradients are averaged for one step.
             kappa: limit of the collective's energy, in units of the proxy's.
-            clip: upper bound of pi.
+            clip: upper bound of pi, how much larger than the gradient's a step may be.
             primed: take the first centre as the first stale centre.
             lag: delay of the gradients, in steps.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -437,4 +438,4 @@ class Synchronous(Wrapper):
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
-def wrapper(algorithm: type[Algorithm]) -> type[Wrapper]: ...
+def wrapper(algorithm: type[Algorithm]) -> Callable[..., Wrapper]: ...

@@ -103,8 +103,8 @@ class DiLoCo(Algorithm):
     trains_in_rounds: ClassVar[bool] = True
 
     every: int = option(500, "steps of a worker between exchanges", least=1)
-    outer_learning_rate: float = option(0.7, "of the outer SGD")
-    outer_momentum: float = option(0.9, "of the outer SGD", least=0, below=1)
+    outer_learning_rate: float = option(0.7, "learning rate of the outer SGD")
+    outer_momentum: float = option(0.9, "momentum of the outer SGD", least=0, below=1)
 
     def steps_until_move(self) -> int:
         """Return H: what is left of an epoch goes on in the next."""

@@ -141,9 +141,9 @@ class EASGD(Algorithm):
 
     every: int = option(10, "steps of a worker between exchanges", least=1)
     alpha: float | None = option(
-        None, "the moving rate", below=1, replaces=("beta", "alpha = beta / workers")
+        None, "the moving rate, in place of beta", below=1, replaces=("beta", "alpha = beta / workers")
     )
-    beta: float = option(0.9, "p alpha for p workers")
+    beta: float = option(0.9, "the common pull of all workers: p alpha for p of them")
     beta_per: Literal["exchange", "step"] = option("exchange", "whether beta is for an exchange or a step")
     order: Literal["paper", "step_first"] = option(
         "step_first", "whether the exchange or the step comes first"
@@ -285,8 +285,8 @@ class EAMSGD(EASGD):
         "paper", "whether the exchange or the step comes first", absent="always the paper's"
     )
     # Wrappers put the learning rate into the gradient.
-    learning_rate: float = option(help="eta", absent=FROM_OPTIMIZER, fixed=1.0)
-    momentum: float = option(0.99, "delta", least=0, below=1, absent=FROM_OPTIMIZER)
+    learning_rate: float = option(help="eta, the learning rate", absent=FROM_OPTIMIZER, fixed=1.0)
+    momentum: float = option(0.99, "delta, the momentum", least=0, below=1, absent=FROM_OPTIMIZER)
 
     def local_optimizer(self) -> VectorOptimizer:
         """Return the look-ahead momentum optimizer of algorithm 2."""

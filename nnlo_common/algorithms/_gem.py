@@ -196,10 +196,10 @@ class GEM(Algorithm):
 
     every: int = option(1, "batches whose gradients are averaged for one step", least=1)
     # Wrappers put the learning rate into the gradient.
-    learning_rate: float = option(0.01, "eta of the proxy", absent=FROM_OPTIMIZER, fixed=1.0)
-    momentum: float = option(0.9, "mu of the proxy", least=0, below=1, absent=FROM_OPTIMIZER)
+    learning_rate: float = option(0.01, "learning rate of the proxy", absent=FROM_OPTIMIZER, fixed=1.0)
+    momentum: float = option(0.9, "momentum of the proxy", least=0, below=1, absent=FROM_OPTIMIZER)
     kappa: float = option(1.0, "limit of the collective's energy, in units of the proxy's")
-    clip: float | None = option(5.0, "upper bound of pi")
+    clip: float | None = option(5.0, "upper bound of pi, how much larger than the gradient's a step may be")
     # A smaller epsilon rounds to 0 in float32 and allows 0/0.
     epsilon: float = option(1e-16, "keeps pi finite", least=1e-30, absent="for study")
     primed: bool = option(True, "take the first centre as the first stale centre")

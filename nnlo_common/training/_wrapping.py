@@ -39,18 +39,15 @@ WrapperT = TypeVar("WrapperT", bound="WrapperBase")
 
 
 class WrapperBase:
-    """Base of a framework's `Wrapper`, which fills both methods.
+    """Base of a framework's `Wrapper`, which fills both methods."""
 
-    Attributes:
-        of: the algorithm of this class.
-    """
-
-    of: ClassVar[type[Algorithm]]
+    #: The algorithm of this class.
+    _kind: ClassVar[type[Algorithm]]
 
     def __init_subclass__(cls, *, algorithm: type[Algorithm] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if algorithm is not None:
-            cls.of = algorithm
+            cls._kind = algorithm
             if "__init__" not in vars(cls):
                 setattr(cls, "__init__", _constructor(cls, algorithm))  # noqa: B010 - mypy refuses the plain one
 
@@ -98,19 +95,24 @@ class WrapperBase:
         self._wrap(optimizer, rule, own, local, **options)
 
 
-def wrapper_class(base: type[WrapperT], algorithm: type[Algorithm], module: str) -> type[WrapperT]:
-    """Return a framework's wrapper class for an algorithm, with the algorithm's docstring.
+def wrapper_class(
+    base: type[WrapperT], algorithm: type[Algorithm], module: str, example: str = ""
+) -> type[WrapperT]:
+    """Return a framework's wrapper class for an algorithm, whose docstring begins like the algorithm's.
 
     Args:
         base: the framework's `Wrapper`.
         algorithm: the algorithm.
         module: where the class will be found.
+        example: for the docstring; `NAME` is the algorithm's name, `MOMENTUM` what its SGD needs.
     """
-    doc = f"{inspect.getdoc(algorithm) or algorithm.__name__}\n".partition("\n\n")[0].strip()
-    text = f"{doc}\n\nA wrapper around your optimizer; see `nnlo_common.{algorithm.__name__}` for the rest.\n"
-    space = {"__doc__": text, "__module__": module, "__qualname__": algorithm.__name__}
+    name, first = algorithm.__name__, (inspect.getdoc(algorithm) or algorithm.__name__).partition("\n\n")[0]
+    momentum = {"": "", "momentum": ", momentum=0.9", "nesterov": ", momentum=0.9, nesterov=True"}
+    shown = example.replace("NAME", name).replace("MOMENTUM", momentum[algorithm.made_of])
+    text = f"{first}\n\nSee `nnlo_common.{name}`.\n{shown}"
+    space = {"__doc__": text, "__module__": module, "__qualname__": name}
     bases, options = (base,), {"algorithm": algorithm}
-    made: type[WrapperT] = types.new_class(algorithm.__name__, bases, options, lambda own: own.update(space))
+    made: type[WrapperT] = types.new_class(name, bases, options, lambda own: own.update(space))
     return made
 
 

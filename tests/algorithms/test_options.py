@@ -27,6 +27,7 @@ from nnlo_common import (
     Downpour,
     DynSGD,
     LocalSGD,
+    Steady,
     Synchronous,
 )
 from nnlo_common.algorithms import Algorithm, Ask, CenterRule, Contribution, WorkerRule
@@ -42,6 +43,7 @@ ALGORITHMS: list[Algorithm] = [
     EASGD(),
     GEM(),
     LocalSGD(),
+    Steady(),
     Synchronous(),
 ]
 REQUIRED = {AGN: {"local_learning_rate": 0.1}, EAMSGD: {"learning_rate": 0.1}}
@@ -105,6 +107,13 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
     AGN: {"every": AT_LEAST_1, "local_learning_rate": RATE},
     DynSGD: {"every": AT_LEAST_1},
     LocalSGD: {"every": AT_LEAST_1, "warmup": AT_LEAST_0},
+    Steady: {
+        "every": AT_LEAST_1,
+        "passes": (["progress", "fixed"], ["fix", ""], "'progress' or 'fixed'"),
+        "synchronous": FLAG,
+        "memory": ([*RATE[0], None], *RATE[1:]),
+        "brake": RATE,
+    },
     DiLoCo: {"every": AT_LEAST_1, "outer_learning_rate": POSITIVE, "outer_momentum": MOMENTUM},
 }
 ROWS = [

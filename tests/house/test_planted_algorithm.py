@@ -117,6 +117,7 @@ def test_its_options_are_told_and_checked(seen):
     assert seen["docs"][0].startswith("Tiller: a planted algorithm.")
     assert "zeal: planted factor of each gradient." in seen["docs"][1]
     assert seen["saved"] == 0.25
+    assert seen["examples"] == [[4, 0], [3, 0]]
 
 
 def test_what_is_generated_has_it(seen):

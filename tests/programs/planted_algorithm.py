@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import inspect
 import io
 import json
@@ -70,6 +71,14 @@ def by_keras(zeal):
         return cluster.run(program, 60)
 
 
+def examples(thing):
+    """Return how many examples in its docstring run, and how many fail."""
+    runner = doctest.DocTestRunner(verbose=False)
+    for test in doctest.DocTestFinder(recurse=False).find(thing, thing.__name__, globs={}):
+        runner.run(test)
+    return runner.tries, runner.failures
+
+
 def command(*words):
     """Return what `nnlo train` prints, and its exit status."""
     said, status = io.StringIO(), 0
@@ -122,6 +131,7 @@ def look():
         "command": by_command(),
         "help": command("--help")[0],
         "signatures": [str(inspect.signature(getattr(one, name).__init__)) for one, name in wrappers],
+        "examples": [examples(nnlo_torch.Tiller), examples(nnlo_keras.Tiller)],
         "docs": [nnlo_torch.Tiller.__doc__, nnlo_torch.Tiller.__init__.__doc__],
         "saved": keras.saving.deserialize_keras_object(
             keras.saving.serialize_keras_object(nnlo_keras.Tiller(keras.optimizers.SGD(0.1), zeal=0.25))
