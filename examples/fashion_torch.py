@@ -1,7 +1,7 @@
 """Train a small network on Fashion-MNIST with PyTorch, on any number of ranks.
 
 python examples/fashion_torch.py                    # one process
-mpiexec -n 3 python examples/fashion_torch.py       # 1 server, 2 workers: Downpour SGD
+mpiexec -n 3 python examples/fashion_torch.py       # 1 server, 2 workers: Steady
 mpiexec -n 3 python examples/fashion_torch.py --algorithm easgd
 
 `fashion_torch_serial.py` is the same script without nnlo, for comparison.

@@ -290,9 +290,13 @@ class KerasCenterOptimizer:
                 np.copyto(new, old)
         return self._commits
 
-    def count(self, steps: int, progress: float) -> None:
-        """Note how many steps have been made with what is kept, and how many of one process they were worth."""
-        self._commits, self._progress = steps, progress
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
+        self._commits = steps
+
+    def follow(self, progress: float) -> None:
+        """Turn the schedule to what the steps so far were worth in steps of one process."""
+        self._progress = progress
 
     def prepare(self, gradient: Vector) -> None:
         """Clip a gradient as the optimizer does."""

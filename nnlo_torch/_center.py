@@ -96,10 +96,13 @@ class TorchCenterOptimizer:
         assert self._stretches is not None  # made just now
         return self._stretches.keep_in(velocity, square)
 
-    def count(self, steps: int, progress: float) -> None:  # noqa: ARG002 - schedulers run on the workers
+    def count(self, steps: int) -> None:
         """Note that so many steps have been made with what is kept."""
         if self._stretches is not None:
             self._stretches.count(steps)
+
+    def follow(self, progress: float) -> None:
+        """Do nothing: schedulers run on the workers, and follow the progress there."""
 
     def prepare(self, gradient: Any) -> None:
         """Leave a gradient as it is: loops clip before they step."""

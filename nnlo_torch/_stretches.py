@@ -176,9 +176,12 @@ class GroupOptimizer:
         """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""
         return self._stretches.keep_in(velocity, square)
 
-    def count(self, steps: int, progress: float) -> None:  # noqa: ARG002 - schedulers follow it by themselves
+    def count(self, steps: int) -> None:
         """Note that so many steps have been made with what is kept."""
         self._stretches.count(steps)
+
+    def follow(self, progress: float) -> None:
+        """Do nothing: schedulers run on the workers, and follow the progress there."""
 
     def prepare(self, gradient: Any) -> None:
         """Leave a gradient as it is: loops clip before they step."""

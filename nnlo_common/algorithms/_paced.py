@@ -142,6 +142,7 @@ class PacedOptimizer(Stateful):
         """Begin a commit; return what moves a part of `x` and makes that part of `gradient` the reply."""
         self._bind()
         self.steps += 1
+        self._optimizer.count(self.steps)
         self._factors = list(self._covering(x.size, stretches, pace))
 
         def move(part: slice) -> None:

@@ -122,7 +122,7 @@ class SteadyCenter(DownpourCenter):
     def _begin(self, contribution: Contribution) -> PartWork | None:
         """Take the gain of a contribution; return what steps a part of the centre with it."""
         gradient = contribution.vector
-        self.steered.count(self.paced.steps + 1, self.work[1])
+        self.steered.follow(self.work[1])
         self.steered.prepare(gradient)
         stretches = self.steered.stretches(gradient.size, gradient)
         sample = self._sample_of(contribution)
@@ -144,7 +144,7 @@ class SteadyCenter(DownpourCenter):
 
     def _begin_together(self, contributions: Sequence[Contribution]) -> PartWork | None:
         """Take the gain of contributions made together; return what steps a part with their mean."""
-        self.steered.count(self.paced.steps + 1, self.work[1])
+        self.steered.follow(self.work[1])
         stretches = self.steered.stretches(self.center.size, contributions[0].vector)
         samples = [self._sample_of(one).astype(np.float64) for one in contributions]
         kind = self._kind(stretches)
@@ -240,7 +240,7 @@ class SteadyGroup(Stateful):
             squares: the squared norm of each rank's own gradient.
             weight: the mean number of samples behind these.
         """
-        self._optimizer.count(self.paced.steps + 1, self.work[1])
+        self._optimizer.follow(self.work[1])
         self._optimizer.prepare(gradient)
         stretches = self._optimizer.stretches(x.size, gradient)
         final = self.norms.square(gradient)

@@ -116,13 +116,11 @@ class Steerable(VectorOptimizer, Protocol):
         Cheap where they lie there already; copies what it has elsewhere, e.g. after it has loaded a state.
         """
 
-    def count(self, steps: int, progress: float) -> None:
-        """Note how many steps have been made with what is kept, and how much they were worth.
+    def count(self, steps: int) -> None:
+        """Note that so many steps have been made with what is kept."""
 
-        Args:
-            steps: their number.
-            progress: the steps of one process that they were worth; schedules follow it.
-        """
+    def follow(self, progress: float) -> None:
+        """Turn schedules to what the steps so far were worth in steps of one process."""
 
     def prepare(self, gradient: Vector) -> None:
         """Change a gradient in place as it does before its steps, e.g. clip it."""
@@ -245,9 +243,12 @@ class Optimizer:
                 self._slots[name] = vector
         return self._steps
 
-    def count(self, steps: int, progress: float) -> None:
+    def count(self, steps: int) -> None:
         """Note that so many steps have been made with what is kept."""
         self._steps = steps
+
+    def follow(self, progress: float) -> None:
+        """Do nothing: its learning rate has no schedule."""
 
     def prepare(self, gradient: Vector) -> None:
         """Leave a gradient as it is."""
