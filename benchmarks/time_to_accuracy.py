@@ -34,6 +34,7 @@ ATTEMPTS = {
     "DDP over gloo, 2 ranks": [("ddp", 1.0, False), ("ddp", 2.0, False), ("ddp", 2.0, True)],
     "Horovod, 2 ranks": [("horovod", 1.0, False), ("horovod", 2.0, False), ("horovod", 2.0, True)],
 }
+_REPORTER = 0  # the peers leave it to the script which rank reports
 RANKS = {"plain": 1, "steady": 3, "ddp": 2, "horovod": 2}
 
 
@@ -101,7 +102,7 @@ def train(chosen):
         tell(
             chosen,
             time.perf_counter() - seconds,
-            accuracy(model, rows.x_test, rows.y_test) if not rank else None,
+            accuracy(model, rows.x_test, rows.y_test) if rank == _REPORTER else None,
         )
 
 

@@ -12,9 +12,9 @@ from nnlo_common import ConfigurationError, Layout
 from nnlo_common.plugin import Stretch, Vector
 from nnlo_keras._compat import decays, schedule_of
 
-__all__ = ["Stretches", "rate_at", "refuse_options"]
+__all__ = ["OptionsByPlace", "rate_at", "refuse_options"]
 
-_OF_STRETCHES = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
+_OF_STRETCHES = ("SGD", "Adam", "AdamW")
 #: Options that a step at the pace of several workers does not have.
 _REFUSED = ("amsgrad", "use_ema", "gradient_accumulation_steps", "loss_scale_factor")
 
@@ -28,12 +28,18 @@ def refuse_options(optimizer: Any, wrapper: str) -> None:
                 f"step without it; leave {name} out"
             )
 
-    if type(optimizer) not in _OF_STRETCHES and schedule_of(optimizer) is not None:
+    if not _has_stretches(optimizer) and schedule_of(optimizer) is not None:
         raise ConfigurationError(
             f"{wrapper} cannot wrap {type(optimizer).__name__} with a LearningRateSchedule: it scales the "
             "learning rate of each step, which must be a number; use SGD, Adam or AdamW, or a "
             "LearningRateScheduler callback"
         )
+
+
+def _has_stretches(optimizer: Any) -> bool:
+    # Each back end has its own subclasses of these, which step as they do; a user's may step otherwise.
+    kind = type(optimizer)
+    return kind.__name__ in _OF_STRETCHES and kind.__module__.partition(".")[0] == "keras"
 
 
 def rate_at(optimizer: Any, step: float) -> float:
@@ -43,7 +49,7 @@ def rate_at(optimizer: Any, step: float) -> float:
     return float(keras.ops.convert_to_numpy(rate))
 
 
-class Stretches:
+class OptionsByPlace:
     """The options of an optimizer, by the places of its variables in the vector.
 
     Args:
@@ -69,7 +75,7 @@ class Stretches:
             progress: the steps of one process so far, for a schedule.
         """
         optimizer = self._optimizer
-        if type(optimizer) not in _OF_STRETCHES:
+        if not _has_stretches(optimizer):
             return None
         there = np.ones(len(self._places), bool) if gradient is None else gradient[self._marks] != 0
         adaptive = not isinstance(optimizer, keras.optimizers.SGD)

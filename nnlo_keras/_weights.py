@@ -14,7 +14,7 @@ from nnlo_common.plugin import Moves, Stretch, Vector, unwired
 from nnlo_keras._center_steps import stepper
 from nnlo_keras._compat import synchronise
 from nnlo_keras._flat_variables import flat_variables
-from nnlo_keras._stretches import Stretches
+from nnlo_keras._stretches import OptionsByPlace
 from nnlo_keras._training_calls import TrainingCalls, moving_layers
 from nnlo_keras._variable_layout import averaged, layout_of
 from nnlo_keras._wrapper import Wrapper
@@ -229,7 +229,7 @@ class KerasCenterOptimizer:
         self._weights = weights
         self._optimizers = [one.inner_optimizer for one in wrappers] if optimizers is None else optimizers
         self._steps = []
-        self._stretches = Stretches(self._optimizers[0], weights.variables, weights.layout, place)
+        self._stretches = OptionsByPlace(self._optimizers[0], weights.variables, weights.layout, place)
         self._kept: tuple[Vector, ...] | None = None  # momentum and mean square, if not in variables
         self._commits, self._progress = 0, 0.0
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)

@@ -532,13 +532,13 @@ class Participation:
         """Let no other wrapper join this training any more: `what` relies on it as it is."""
         self._joint.settled = self._joint.settled or what
 
-    def _in_epoch(self) -> bool:
+    def in_epoch(self) -> bool:
         """Return whether a loop over this worker's batches is under way."""
         return self._looping or self._step_weights.receiving
 
     def _end_for_another(self) -> None:
         """End this training because a wrapper of another one was made; all ranks get the final centre."""
-        if self._in_epoch():
+        if self.in_epoch():
             raise collective(
                 "a wrapper was made within the loop over the batches of another; a training is open on this "
                 "rank already: make all its wrappers before its first epoch, or call optimizer.close() after "

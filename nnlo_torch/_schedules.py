@@ -15,22 +15,32 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.optim import lr_scheduler
 
-if TYPE_CHECKING:
-    from nnlo_torch._participation import Participation
-
 __all__ = ["follow_progress", "steps_of_one_process"]
 
+
+class _Training(Protocol):
+    """What a schedule asks of a training."""
+
+    @property
+    def counts_progress(self) -> bool: ...
+
+    @property
+    def paces(self) -> tuple[int, float, float, float]: ...
+
+    def in_epoch(self) -> bool: ...
+
+
 _COUNT = "nnlo_steps"  # of a scheduler, part of its `state_dict`
-_trainings: dict[int, Callable[[], Participation | None]] = {}  # by the id of an optimizer
+_trainings: dict[int, Callable[[], _Training | None]] = {}  # by the id of an optimizer
 _state = threading.local()
 _wrapped = False
 
 
-def follow_progress(training: Callable[[], Participation | None], *optimizers: object) -> None:
+def follow_progress(training: Callable[[], _Training | None], *optimizers: object) -> None:
     """Let schedulers of these optimizers follow the progress of a training.
 
     Args:
@@ -91,7 +101,7 @@ def _due(scheduler: Any) -> int:
     """Return how often to step now."""
     find = _trainings.get(id(getattr(scheduler, "optimizer", None)))
     training = None if find is None else find()
-    if training is None or not training.counts_progress or not training._in_epoch():
+    if training is None or not training.counts_progress or not training.in_epoch():
         return 1
     earlier, progress, size, batch = training.paces
     if not size or not batch:  # nothing is known before the first step
