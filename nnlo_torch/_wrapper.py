@@ -136,7 +136,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         if self.counts_progress:
             follow_progress(weakref.ref(self), self, self.optimizer)
         joint.end = self._end_for_another
-        joint.forget_end = world.at_end(self.close, self._in_epoch)  # the training ends with the script
+        joint.forget_end = world.at_end(self.close, self.in_epoch)  # the training ends with the script
         joint.forget_saves = warn_of_saves(joint, own_process=world.own_process)
         self._follow_commits()
 

@@ -242,7 +242,7 @@ class Worker:
     def finish_epoch(self) -> Activity:
         """Contribute the rest of the epoch, and report its end to all servers."""
         if self._places is not None and self.gathered:
-            self._hand_out_sample()
+            self._hand_out_sample(self._places)
         yield from self._all(ShardClient.contribute_rest)
         yield from self._drain()  # every server must have committed this epoch's contributions
         yield from self._all(ShardClient.finish_epoch)
@@ -328,13 +328,14 @@ class Worker:
         """Take the sampled coordinates of this step's gradient, for servers that have a part of it each."""
         if self._places is None:
             return
-        if self._given_sums:
-            self._sampled.take()
-        self._sampled.add(self.gradient.vector[self._places])
+        if not self._given_sums:
+            self._sampled.add(self.gradient.vector[self._places])
         if self.due:
-            self._hand_out_sample()
+            self._hand_out_sample(self._places)
 
-    def _hand_out_sample(self) -> None:
+    def _hand_out_sample(self, places: Indices) -> None:
+        if self._given_sums:
+            self._sampled.add(self.gradient.vector[places])
         sample = self._sampled.take() / np.float32(max(self.gathered, 1))
         for shard_client in self.shard_clients:
             shard_client.sample = sample
