@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._rule import GradientSum
@@ -333,7 +334,7 @@ class Worker:
         if self.due:
             self._hand_out_sample(self._places)
 
-    def _hand_out_sample(self, places: Indices) -> None:
+    def _hand_out_sample(self, places: npt.NDArray[np.int64]) -> None:
         if self._given_sums:
             self._sampled.add(self.gradient.vector[places])
         sample = self._sampled.take() / np.float32(max(self.gathered, 1))

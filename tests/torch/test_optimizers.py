@@ -44,6 +44,7 @@ WRAPPERS = {
     "EASGD": {"every": 2},
     "AGN": {"every": 2},
     "DynSGD": {},
+    "Steady": {},
     "LocalSGD": {"every": 2},
     "DiLoCo": {"every": 3},
 }
