@@ -323,6 +323,13 @@ class Distribute(keras.callbacks.Callback):
         """Let each epoch of a worker go on until its progress is made; return functions that undo it."""
         data, feed, exchanges = data_of_fit(), self._feed, self._exchanges
         assert exchanges is not None  # a worker has them
+        if team.member.group_size > 1:
+            raise ConfigurationError(
+                f"{type(self.model.optimizer).__name__} steps groups of ranks in Keras only with "
+                f'passes="fixed", found group_size={team.member.group_size} and passes="progress": the ranks '
+                "of a group do not agree on the end of an epoch yet; leave groups out and give it a server "
+                '(servers=1), or give the wrapper passes="fixed"'
+            )
         sizes = [] if feed is None else [float(feed.size)]
 
         def over() -> bool:
