@@ -93,22 +93,20 @@ def train(chosen):
             optimizer.step()
             steps += 1
         cosine.step()
+    seconds = time.perf_counter() - began
     if kind == "steady":
-        with optimizer.evaluation():
-            tell(began, accuracy(model, rows.x_test, rows.y_test) if optimizer.serves else None)
+        with optimizer.evaluation():  # waits for the last worker
+            seconds = time.perf_counter() - began
+            tell(seconds, model, rows, here=optimizer.serves)
         optimizer.close()
     else:
-        seconds = time.perf_counter() - began
-        tell(
-            chosen,
-            time.perf_counter() - seconds,
-            accuracy(model, rows.x_test, rows.y_test) if rank == _REPORTER else None,
-        )
+        tell(seconds, model, rows, here=rank == _REPORTER)
 
 
-def tell(began, right):
-    if right is not None:
-        line = {"seconds": time.perf_counter() - began, "accuracy": right}
+def tell(seconds, model, rows, *, here):
+    """Print the time and the accuracy if this rank has the result."""
+    if here:
+        line = {"seconds": seconds, "accuracy": accuracy(model, rows.x_test, rows.y_test)}
         print(json.dumps(line), flush=True)
 
 

@@ -43,6 +43,7 @@ from nnlo_common.data import (
     LeasedBatches,
     Reading,
     epoch_order,
+    lacks_one,
     portion,
     share,
 )
@@ -150,6 +151,7 @@ __all__ = [
     "is_number",
     "is_out_of_memory",
     "laid_out",
+    "lacks_one",
     "LARGEST_JSON",
     "launched",
     "Lease",

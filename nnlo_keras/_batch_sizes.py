@@ -26,6 +26,7 @@ class BatchSizes:
         self._fit, self._model, self._steps_matter = batches, model, steps_matter
         self._adapter = getattr(batches, "data_adapter", None)
         self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, if Keras has to be queried
+        self._again = 0  # batches at the end of each pass over the data that are in it already
 
     @classmethod
     def of(cls, model: Any, *, steps_matter: bool) -> BatchSizes:
@@ -37,9 +38,13 @@ class BatchSizes:
         """Number of batches in a full execution."""
         return int(getattr(self._fit, "steps_per_execution", None) or 1)
 
-    def begin_epoch(self) -> None:
-        """Start counting an epoch."""
-        self._seen, self._steps = 0, self._steps_made()
+    def begin_epoch(self, *, again: int = 0) -> None:
+        """Start counting an epoch.
+
+        Args:
+            again: so many batches of each pass over the data follow at its end once more.
+        """
+        self._seen, self._steps, self._again = 0, self._steps_made(), again
 
     def batches(self, first: int, last: int) -> int:
         """Return the real number of batches of an execution that Keras numbers from `first` to `last`."""
@@ -58,6 +63,7 @@ class BatchSizes:
         size = getattr(self._adapter, "batch_size", None)
         number = getattr(self._adapter, "num_batches", None)
         if size and number and not getattr(self._fit, "steps_per_epoch", None):
+            first %= number + self._again  # of this pass
             partial = getattr(self._adapter, "partial_batch_size", None) or size
             return float(size * count + (partial - size if first < number <= first + count else 0))
         synchronise(self._model)

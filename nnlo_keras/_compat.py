@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import keras
@@ -139,13 +140,22 @@ def end_epoch(data: Any) -> None:
 
 
 @_KERAS.uses("_enumerate_iterator")
-def deal_passes(data: Any, over: Callable[[], bool], end_pass: Callable[[], object]) -> Callable[[], object]:
+def deal_passes(
+    data: Any,
+    over: Callable[[], bool],
+    end_pass: Callable[[], object],
+    *,
+    again: int = 0,
+    tell: Callable[[bool], object] = bool,
+) -> Callable[[], object]:
     """Let each epoch of `fit` go over its data again and again; return a function that undoes it.
 
     Args:
         data: `fit`'s epoch iterator.
         over: whether the epoch is over; asked between batches, once a pass has begun.
         end_pass: called at the end of each pass.
+        again: so many batches of each pass follow at its end once more.
+        tell: called before each batch: whether it is one of these.
     """
     one_pass = data._enumerate_iterator
 
@@ -158,7 +168,16 @@ def deal_passes(data: Any, over: Callable[[], bool], end_pass: Callable[[], obje
                     data._current_iterator = None
                     return
                 after = first + end + 1
+                tell(False)
                 yield first + begin, first + end, iterator
+            for begin, end, iterator in islice(one_pass(), again):
+                if over():
+                    break
+                tell(True)
+                yield after + begin, after + end, iterator
+            if again:
+                data._current_iterator = None
+                after += again
             end_pass()
             if after == first or over():
                 return

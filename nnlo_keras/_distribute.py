@@ -31,7 +31,7 @@ from nnlo_keras._compat import (
     strategy_of,
     unvalidated,
 )
-from nnlo_keras._exchanges import Exchanges
+from nnlo_keras._exchanges import Exchanges, Passes
 from nnlo_keras._given_data import warn_of_data
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
@@ -238,6 +238,8 @@ class Distribute(keras.callbacks.Callback):
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras called Distribute() outside the main thread; {_PLACE}")
         before = self._exchanges.in_epoch
+        if feed is not None:
+            self._exchanges.repeat(feed.repeats(before))
         self._exchanges.end_batch(batch, idle=feed is not None and feed.idle)
         if self._statistics is not None:
             self._statistics.add_batches(self._exchanges.in_epoch - before)
@@ -316,38 +318,34 @@ class Distribute(keras.callbacks.Callback):
             self._restore += unvalidated(self.model)
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
-        if team.counts_progress:
-            self._restore += self._go_on_until_made(team)
+        self._restore += self._deal(team)
 
-    def _go_on_until_made(self, team: Session) -> list[Callable[[], object]]:
-        """Let each epoch of a worker go on until its progress is made; return functions that undo it."""
+    def _deal(self, team: Session) -> list[Callable[[], object]]:
+        """Let each epoch of a worker have all batches that it takes; return functions that undo it.
+
+        An epoch goes on until its progress is made, if that is what ends it. A rank of a group that has fewer
+        batches than the others repeats some.
+        """
         data, feed, exchanges = data_of_fit(), self._feed, self._exchanges
         assert exchanges is not None  # a worker has them
-        if team.member.group_size > 1:
-            raise ConfigurationError(
-                f"{type(self.model.optimizer).__name__} steps groups of ranks in Keras only with "
-                f'passes="fixed", found group_size={team.member.group_size} and passes="progress": the ranks '
-                "of a group do not agree on the end of an epoch yet; leave groups out and give it a server "
-                '(servers=1), or give the wrapper passes="fixed"'
-            )
-        sizes = [] if feed is None else [float(feed.size)]
-
-        def over() -> bool:
-            return team.stopped or bool(sizes and team.progress[1] >= sizes[0])
-
-        def end_pass() -> None:
-            if not sizes:  # each worker has about as many samples
-                sizes.append(exchanges.weight_in_epoch * team.share[1])
-
-        if feed is not None and feed.dynamic:
-            feed.take_passes(over)
+        leased = None if feed is None or not feed.dynamic else feed
+        again = 0 if leased else _lacking(team, data)
+        if not team.counts_progress:
+            if not again:
+                return []
+            size = None
+        else:
+            size = None if feed is None else float(feed.size)
+            if leased is None and (data is None or data.steps_per_epoch):
+                raise ConfigurationError(
+                    f"{type(self.model.optimizer).__name__} ends an epoch by its progress, but fit() was "
+                    'given steps_per_epoch; leave it out, or give the wrapper passes="fixed"'
+                )
+        passes = exchanges.passes = Passes(team, size, again)
+        if leased is not None:
+            leased.take_passes(passes.over)
             return []
-        if data is None or data.steps_per_epoch:
-            raise ConfigurationError(
-                f"{type(self.model.optimizer).__name__} ends an epoch by its progress, but fit() was given "
-                'steps_per_epoch; leave it out, or give the wrapper passes="fixed"'
-            )
-        return [deal_passes(data, over, end_pass)]
+        return [deal_passes(data, passes.over, exchanges.end_pass, again=again, tell=exchanges.repeat)]
 
     def _join(self, world: RankWorld, wrappers: Sequence[Wrapper]) -> tuple[Session, Weights]:
         if strategy_of(self.model) is not None:
@@ -450,6 +448,16 @@ class Distribute(keras.callbacks.Callback):
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
+
+
+def _lacking(team: Session, data: Any) -> int:
+    """Return how many batches this rank has less than another of its group (collective); 0: or unknown."""
+    group = team.member.group
+    if group is None:
+        return 0
+    mine = int(getattr(data, "num_batches", None) or 0)
+    numbers = group.compare(mine, 0)[:, 0]
+    return int(numbers.max()) - mine if numbers.all() else 0
 
 
 def _described(wrapper: Wrapper) -> str:

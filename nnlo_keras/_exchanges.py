@@ -18,7 +18,38 @@ from nnlo_keras._rates import Rates
 from nnlo_keras._weights import Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
 
-__all__ = ["Exchanges"]
+__all__ = ["Exchanges", "Passes"]
+
+
+class Passes:
+    """The passes over the data that an epoch of a worker takes: one, or as many as its progress asks for.
+
+    Attributes:
+        made: those of this epoch.
+        size: the number of samples in a pass of all workers; None: as soon as one is over.
+        again: the batches of a pass that repeat another's.
+
+    Args:
+        team: this rank's session.
+        size: see above.
+        again: see above.
+    """
+
+    def __init__(self, team: Session, size: float | None, again: int) -> None:
+        self._team, self.size, self.again, self.made = team, size, again, 0
+
+    def over(self) -> bool:
+        """Whether the epoch is over, as far as it is known."""
+        if not self._team.counts_progress:
+            return self._team.stopped or self.made > 0
+        return self._team.stopped or (self.size is not None and self._team.progress[1] >= self.size)
+
+    def end(self, weight: float) -> None:
+        """End a pass in which this worker has had samples of this weight: each has about as many."""
+        self.made += 1
+        if self.size is None:
+            workers = self._team.share[1] // self._team.member.group_size
+            self.size = weight * workers
 
 
 class Exchanges:
@@ -34,7 +65,8 @@ class Exchanges:
 
     Attributes:
         in_epoch: number of batches so far in this epoch.
-        weight_in_epoch: their weight: their samples, as far as these are known.
+        weight_in_epoch: the weight of these, in a group of all its ranks' too: their samples, if known.
+        passes: those over the data; None: each epoch is one.
     """
 
     def __init__(
@@ -60,6 +92,10 @@ class Exchanges:
                 f"steps_per_execution={sizes.per_execution}; leave steps_per_execution out"
             )
         self.in_epoch = 0
+        self.passes: Passes | None = None
+        self._repeats = (
+            False  # whether the batch has no weight, because another rank of the group has it, too
+        )
         self.weight_in_epoch = 0.0
         self._weight = 0.0  # of the batches since the last contribution
         self._batch = -1  # the last batch of this epoch
@@ -84,10 +120,21 @@ class Exchanges:
     def begin_epoch(self) -> None:
         """Begin an epoch together with all workers."""
         self._batch, self.in_epoch, self.weight_in_epoch, self._open = -1, 0, 0.0, True
-        self._sizes.begin_epoch()
+        self._sizes.begin_epoch(again=0 if self.passes is None else self.passes.again)
+        if self.passes is not None:
+            self.passes.made = 0
         self._team.begin_epoch()
         if self._attaches:
             self._weights.attach()
+
+    def end_pass(self) -> None:
+        """End a pass over the data."""
+        if self.passes is not None:
+            self.passes.end(self.weight_in_epoch)
+
+    def repeat(self, repeats: bool) -> None:
+        """Note whether the next batch repeats one that another rank of the group has."""
+        self._repeats = repeats
 
     def begin_batch(self) -> None:
         """Record the weights before an execution, if they are needed."""

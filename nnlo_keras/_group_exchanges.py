@@ -164,6 +164,8 @@ class GroupExchanges(Exchanges):
             return
         self._team.take(1)
         samples = self._sizes.samples(first, 1)
+        if self._repeats:
+            samples = 0.0
         self._weight += samples
         if self._scaler is not None and self._overflown():
             return
@@ -172,6 +174,7 @@ class GroupExchanges(Exchanges):
             self._weights.collect()
             self._make_mean(samples)
         self._team.step(samples, lambda: self._make_mean(samples))
+        self.weight_in_epoch += self._group.weight
         self._weights.clear()
         if self._counts_here:
             self._weights.synchronise()

@@ -21,7 +21,6 @@ from nnlo_common.plugin import (
     Session,
     launched,
     planned,
-    portion,
 )
 
 __all__ = ["H5Sequence"]
@@ -41,9 +40,9 @@ class H5Sequence(keras.utils.PyDataset):
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
-        group_size: as in the wrapper; the ranks of a group get equally many samples, so that up to k - 1 are
-            left out for a group of k, or of an epoch with `assignment="dynamic"`. With servers=0 that is the
-            same as "static".
+        group_size: as in the wrapper. A rank of a group that has a batch less than the others gets one of
+            another rank again, which has no weight. With servers=0 `assignment="dynamic"` is the same as
+            "static".
         sub_servers: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
@@ -89,11 +88,15 @@ class H5Sequence(keras.utils.PyDataset):
             size = self._group_size = group_size or (1 if servers else ranks)
             worker = assignment.worker
             index = None if worker is None else worker + ranks // size * (assignment.member or 0)
-            self._part = list(_part(batches.size, index, ranks, size, leased=self.dynamic))
+            _check_enough(batches.size, ranks, leased=self.dynamic)
             self.leased = self.dynamic and worker is not None
             if self.dynamic:
                 batches.take_member(assignment.member or 0, size)
-            batches.take_part((self._part[0], self._part[1]))
+            if index is None:  # a server: one sample, to show shapes
+                batches.take_part((0, 1))
+            else:
+                batches.take_share(index, ranks, size)
+            self._part = list(batches.part)
         self._shard, self._like = shard, None if not self.leased else batches.like()
         self.epoch = 0
         self._begun = self._looked = False  # whether Keras has begun an epoch, and has sampled the data
@@ -124,6 +127,10 @@ class H5Sequence(keras.utils.PyDataset):
     def epoch(self, epoch: int) -> None:
         self._epoch = self._following = epoch
         self._taken = 0
+
+    def repeats(self, batch: int) -> bool:
+        """Return whether a batch of an epoch, of several passes perhaps, has no weight of its own."""
+        return not self._batches.size_of(batch % len(self._batches))
 
     def state(self, taken: int | None) -> dict[str, Any]:
         """Return the position after this many batches of an epoch; None: before the next `turn_to`."""
@@ -170,7 +177,7 @@ class H5Sequence(keras.utils.PyDataset):
                 f"has group_size={team.member.group_size}; give both the same"
             )
         self.fed = True
-        return LeasedBatches(self._batches, self.ledger(team))
+        return LeasedBatches(self._batches, self.ledger(team), rests=not team.counts_progress)
 
     def ledger(self, team: Session) -> LedgerClient:
         """Return a client of the server's ledger of leases."""
@@ -215,12 +222,10 @@ class H5Sequence(keras.utils.PyDataset):
         self._looks, self.fed = 0, False
 
 
-def _part(size: int, worker: int | None, workers: int, group_size: int, *, leased: bool) -> tuple[int, int]:
-    """Return a worker's range of positions in each epoch; a server (worker None) gets one position."""
+def _check_enough(size: int, workers: int, *, leased: bool) -> None:
     if size < workers and not leased:
         raise ConfigurationError(
             f"H5Sequence cannot divide {size} samples among {workers} workers: some would get none, and "
             "Keras cannot fit without data; start fewer workers, name more files, or use "
             "assignment='dynamic'"
         )
-    return (0, 1) if worker is None else portion(size, worker, workers, group_size)

@@ -39,6 +39,7 @@ class SequenceFeed:
         self._iterator: Any = None
         self._over: Callable[[], bool] | None = None  # if an epoch takes passes until its progress is made
         self._pass = 0  # of the epoch
+        self._repeats = False  # whether the leased batch is one that another rank of the group has, too
         self.idle = False
 
     @classmethod
@@ -100,6 +101,10 @@ class SequenceFeed:
                 return True
             self._pass += 1
         return False
+
+    def repeats(self, batch: int) -> bool:
+        """Return whether a batch of this epoch has no weight, because another rank of the group has it."""
+        return self._repeats if self._leases is not None else self._data.repeats(batch)
 
     @property
     def dynamic(self) -> bool:
@@ -196,7 +201,8 @@ class SequenceFeed:
                 f"{_ASKED}, but Keras {keras.__version__} continues after the end of an epoch; use "
                 "assignment='static'"
             )
-        batch, _ = self._leases.take(self._number)
+        batch, size = self._leases.take(self._number)
+        self._repeats = not size
         if len(batch) != parts:
             raise ConfigurationError(
                 f"{_ASKED} together with class_weight, which Keras cannot apply to leased batches; write "

@@ -33,8 +33,9 @@ def shard(
     * the samples of a torch `Dataset`: make the `DataLoader` from the returned subset;
     * the batches of a `PyDataset`.
 
-    The ranks of a group get equally many items, so that they make equally many steps: up to k - 1 items of a
-    group of k are left out. Items are dealt out to the group as to one worker with batches k times as large.
+    Items are dealt out to a group of k ranks as to one worker with batches k times as large. A rank that has
+    a batch less than the others repeats one, which has no weight; of a `tf.data.Dataset` whose end is unknown
+    up to k - 1 items are left out instead.
 
     A server gets only the first item, from which its `fit` learns shapes and types. In a process alone the
     data is returned unchanged.

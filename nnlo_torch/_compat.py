@@ -67,7 +67,8 @@ class LoaderBatches:
         self._under_way: dict[int, Any] = iterator._task_info if self._processes else {}
         self._counts = "_send_idx" if self._processes else "_num_yielded"
         getattr(iterator, self._counts)  # raises AttributeError here if torch has changed
-        self.drops_last = bool(getattr(iterator._index_sampler, "drop_last", False))
+        self._index_sampler, self._dataset = iterator._index_sampler, iterator._dataset
+        self.drops_last = bool(getattr(self._index_sampler, "drop_last", False))
 
     @property
     def drawing(self) -> int:
@@ -79,6 +80,16 @@ class LoaderBatches:
         """Whether the loop will receive no more of these batches."""
         iterator = self._iterator()
         return iterator is None or (self._processes and iterator._task_info is not self._under_way)
+
+    def batch_size(self, source: Any) -> int | None:
+        """Return how many elements of a sampler or iterable data set make a batch.
+
+        None: that is unknown, or incomplete batches are dropped.
+        """
+        batches, whole = self._index_sampler, self._dataset is source
+        if type(batches) is torch.utils.data.BatchSampler and (whole or batches.sampler is source):
+            return None if batches.drop_last else int(batches.batch_size)
+        return 1 if batches is source or whole else None
 
     def is_under_way(self, number: int) -> bool:
         """Return whether this batch was drawn but has not reached the loop."""

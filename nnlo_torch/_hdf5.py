@@ -257,7 +257,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
             return None
         if self._leased is None:
             self._name = f"sampler {training.number_sampler()}"
-            self._leased = LeasedBatches(self._batches, self._ledger())
+            rests = not training.counts_progress
+            self._leased = LeasedBatches(self._batches, self._ledger(), rests=rests)
         return self._leased
 
     def _ledger(self) -> LedgerClient:

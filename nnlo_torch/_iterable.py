@@ -10,6 +10,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_torch._participation import Participation
+from nnlo_torch._step_weights import Again
 from nnlo_torch._training_of import training_of
 from nnlo_torch._wrapper import Wrapper
 
@@ -23,8 +24,9 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
 
     Every worker iterates over the whole data set and skips the other workers' items. With `num_workers`
     processes of a DataLoader each process takes its own part of the share. The data set must yield the
-    same items in the same order everywhere. The ranks of a group of k get equally many items: up to k - 1 of
-    each group's share are left out at the end.
+    same items in the same order everywhere. Where ranks of a group have a batch less than the others, they
+    get an item again, see `ShardSampler`; with `num_workers` processes, or without a `DataLoader`, up to
+    k - 1 items of a group of k are left out at the end instead.
 
     Where progress ends an epoch (see `Steady`), the data set is iterated again until the epoch's progress is
     made; its length is counted in each pass.
@@ -74,8 +76,14 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
             return
         counted = _Counted(self._dataset)
         with training.draws() as draws:
+            batch = None if training.looping else draws.batch_size(self)
             for _ in training.passes(0, lambda: counted.size):
-                for item in _dealt(counted, worker, workers, groups):
+                for item in _dealt(counted, worker, workers, groups, batch):
+                    if isinstance(item, Again):
+                        if not training.counts_progress:
+                            training.take(0, draws)
+                            yield item.element
+                        continue
                     if training.stopped or (counted.size and training.made(counted.size)):
                         return
                     training.take(1, draws)
@@ -103,20 +111,39 @@ class _Counted(Iterable[_Item]):
         self.size = size
 
 
-def _dealt(items: Iterable[_Item], worker: int, workers: int, groups: int) -> Iterator[_Item]:
-    """Yield every `workers`-th item from the `worker`-th; all ranks of a group get equally many.
+def _dealt(
+    items: Iterable[_Item], worker: int, workers: int, groups: int, batch: int | None = None
+) -> Iterator[Any]:
+    """Yield every `workers`-th item from the `worker`-th.
 
     The ranks of group g have the numbers g, g + groups, g + 2 groups, ...: an item is only yielded once the
-    last rank of the group has one, too.
+    last rank of the group has one, too, or at the end.
+
+    Args:
+        items: of all workers.
+        worker: this rank's number.
+        workers: the number of ranks that train.
+        groups: the number of groups.
+        batch: how many items make a batch. A rank that lacks one gets another rank's as `Again`. None: the
+            ranks of a group get equally many items.
     """
     lead = worker % groups
     if workers == groups:
         yield from islice(items, worker, None, workers)
         return
     mine: list[_Item] = []
+    last: list[_Item] = []  # of the group, since all its ranks have had one
+    count = 0
     for position, item in enumerate(items):
         turn = position % workers
+        if turn % groups == lead:
+            last = [item]
         if turn == worker:
             mine = [item]
         if turn == workers - groups + lead:
             yield mine[0]
+            mine, last, count = [], [], count + 1
+    if batch is not None and mine:
+        yield mine[0]
+    elif batch is not None and last and count % batch == 0:
+        yield Again(last[0])

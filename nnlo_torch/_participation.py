@@ -92,6 +92,7 @@ class Participation:
         self._joint = JointTraining()
         self._model = None
         self._after_commit: list[Callable[[], object]] = []
+        self._repeats = False  # whether the batch to be counted is one that another rank has, too
 
     @property
     def serves(self) -> bool:
@@ -143,6 +144,16 @@ class Participation:
         self._joint.pass_size = float(size)
         return self.counts_progress and self._team is not None and self._team.progress[1] >= size
 
+    def ending(self, size: float) -> Callable[[], bool]:
+        """Return what tells samplers, asked for each sample, whether an epoch of so many samples is over."""
+        joint, team = self._joint, self._joint.team
+        halted, joint.pass_size = joint.halt.is_set, float(size)
+        if team is None:
+            return halted
+        if not self.counts_progress:
+            return lambda: halted() or team.stopped
+        return lambda: halted() or team.stopped or team.progress[1] >= size
+
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
     ) -> Iterator[_Batch]:
@@ -176,7 +187,8 @@ class Participation:
                     if self.stopped or (sizes[0] and self.made(sizes[0])):
                         break
                     found = counted(batch) if samples is None else samples(batch)
-                    self._count(1 if found is None else found)
+                    self._count(0 if self._repeats else 1 if found is None else found)
+                    self._repeats = False
                     yield batch
                 # Each worker has about as many samples in a pass.
                 sizes[0] = sizes[0] or float(self._samples - before) * self.share[1]
@@ -207,6 +219,11 @@ class Participation:
                     one._opt_called = True  # keeps schedulers from warning that `step` was never called
                 self._run(self._after_serving)
 
+    @property
+    def looping(self) -> bool:
+        """Whether `epoch` counts the samples of the batches, in place of a sampler."""
+        return self._looping
+
     def draws(self) -> Draws:
         """Begin a sampler's run, for `take`; samplers call this in their first `next`."""
         return self._step_weights.draws()
@@ -215,17 +232,35 @@ class Participation:
         """Count samples that this rank has taken; samplers call this.
 
         Args:
-            samples: their number.
+            samples: their number; 0: the batch repeats what another has, and its step has no weight.
             draws: the sampler's run, if a loader may draw ahead of the loop.
         """
-        if not self._looping:
+        if self._looping:
+            self._repeats = not samples
+        else:
             self._count(samples, draws)
+
+    def taking(self, draws: Draws) -> Callable[[int], object]:
+        """Return `take` for the run of a sampler that takes sample by sample."""
+        joint, team = self._joint, self._joint.team
+        if self._looping or team is None:
+            return lambda samples: self.take(samples, draws)
+
+        def take(samples: int) -> None:
+            joint.samples += samples
+            team.take(samples)
+            draws.add(samples)
+
+        return take
 
     def _count(self, samples: int, draws: Draws | None = None) -> None:
         self._samples += samples
         if self._team is not None:
             self._team.take(samples)
-            (self._step_weights if draws is None else draws).add(samples)
+            if draws is None and not samples:
+                self._step_weights.add_empty()
+            else:
+                (self._step_weights if draws is None else draws).add(samples)
 
     @contextmanager
     def center_weights(self) -> Iterator[None]:

@@ -16,12 +16,14 @@ from nnlo_common.plugin import (
     check_assignment,
     check_position,
     epoch_order,
+    lacks_one,
     share,
     speaks,
     whole_number,
 )
 from nnlo_torch._partial_sums import warn_of_partial_sums
 from nnlo_torch._participation import Participation
+from nnlo_torch._step_weights import Again
 from nnlo_torch._training_of import can_lease, group_fact, member_of, training_of
 from nnlo_torch._wrapper import Wrapper
 
@@ -36,9 +38,11 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
     It neither repeats samples to fill a share nor drops any. The order is a permutation of the whole data set
     that depends only on the seed and the epoch, so it is the same for any number of workers.
 
-    The ranks of a group of k make equally many steps, so they get equally many samples: up to k - 1 of each
-    group's share are left out, others in each epoch. A group leases together: up to k - 1 samples of the
-    epoch are left out.
+    The ranks of a group make equally many steps. Where some have a batch more than the others, these get a
+    sample again in a batch of its own, which has no weight. If the sampler does not know what makes a batch,
+    because no `DataLoader` runs it, or if the loader has `drop_last=True`, up to k - 1 samples of a group of
+    k are left out instead, others in each epoch; so they are of each pass of leases, where progress ends an
+    epoch.
 
     On a server rank iterating serves the epoch and yields nothing.
 
@@ -92,6 +96,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._taken = 0  # samples taken of this epoch's share
         self._again = 0  # passes of this epoch that are over
         self._running = False  # whether `epoch` has begun
+        self._even = True  # whether the ranks of a group get equally many samples, as the last loop did
         self._number: int | None = None  # names this sampler's ledger
         self.epoch = 0
 
@@ -119,10 +124,14 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         if leases:
             training.before_epoch_ends(self._give_back)
         with training.draws() as draws:
-            for element in self._leased(training) if leases else self._dealt(training):
-                if training.stopped:
-                    break
-                training.take(len(element) if isinstance(element, Sequence) else 1, draws)
+            size = draws.batch_size(self) if training.group_size > 1 and not training.looping else None
+            self._even, take = size is None, training.taking(draws)
+            for element in self._leased(training, size) if leases else self._dealt(training, size):
+                if isinstance(element, Again):
+                    take(0)
+                    yield element.element
+                    continue
+                take(len(element) if isinstance(element, Sequence) else 1)
                 self._taken += 1
                 yield element
 
@@ -137,9 +146,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             return self._size
         if self._evaluation:
             return len(share(self._size, training.rank, training.size))
-        if training.serves:
-            return len(share(self._size, 0, training.share[1], group_size=training.group_size))
-        return self._share_size() - (0 if self._running else self._taken)
+        worker, workers = training.share
+        first = max(worker, 0) % (workers // training.group_size)  # a group makes as many steps as its first
+        return len(share(self._size, first, workers)) - (0 if self._running else self._taken)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return this rank's position in its epoch, for `load_state_dict` on the same rank.
@@ -191,45 +200,66 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             return self._assignment
         return "dynamic" if training.counts_progress else "static"
 
-    def _dealt(self, training: Participation) -> Iterator[Any]:
-        before, done = 0, self._taken
+    def _dealt(self, training: Participation, batch: int | None) -> Iterator[Any]:
+        """Yield this rank's share; `batch` elements are one for the loop, if that is known."""
+        before, done, count, lacks = 0, self._taken, 0, False
+        even: dict[str, Any] = {"group_size": training.group_size, "even": batch is None}
         if training.counts_progress:
             before, done = divmod(self._taken, max(self._share_size(), 1))
         for number in training.passes(self.epoch, lambda: self._size, before):
-            elements = self._elements(number)
-            for position in share(len(elements), *training.share, done=done, group_size=training.group_size):
-                if training.made(self._size):
+            elements, over = self._elements(number), training.ending(self._size)
+            for position in share(len(elements), *training.share, done=done, **even):
+                if over():
                     return
                 yield elements[position]
+                count += 1
+            lacks = lacks_one(len(elements), *training.share, training.group_size)
             done = 0
+        fills = batch is not None and count % batch == 0 and not training.counts_progress
+        if fills and lacks and not training.stopped:
+            yield Again(elements[-1])
 
-    def _leased(self, training: Participation) -> Iterator[Any]:
+    def _leased(self, training: Participation, batch: int | None) -> Iterator[Any]:
         lease = self._resumed(training)
         for number in training.passes(self.epoch, lambda: self._size, self._again, shared=True):
-            yield from self._leased_in(training, number, lease)
+            yield from self._leased_in(training, number, lease, batch)
             lease, self._again = None, self._again + 1
 
-    def _leased_in(self, training: Participation, number: int, lease: Lease | None) -> Iterator[Any]:
+    def _leased_in(
+        self, training: Participation, number: int, lease: Lease | None, batch: int | None
+    ) -> Iterator[Any]:
         """Yield what this rank leases of a pass, beginning with a lease that it has."""
         orders: dict[int, list[Any]] = {}
         member, group_size = member_of(training)
+        count, leasable = 0, self._size // group_size
+        last = False  # whether this group has had the last of what can be leased, and gets what is left over
         while True:
             if lease is None:
                 self._lease = []
                 lease = self._ledger(training).take(number)
             if lease is None:
-                return
+                break
             epoch, start, stop = lease.epoch, lease.start, lease.stop
             if epoch not in orders:
                 orders[epoch] = self._elements(epoch)
+            elements, over = orders[epoch], training.ending(self._size)
             for position in range(start, stop):
                 self._lease = [epoch, position, stop]
-                if training.stopped or training.made(self._size):
+                if over():
                     self._give_back()
                     return
                 self._lease[1] += 1
-                yield orders[epoch][position * group_size + member]
+                yield elements[position * group_size + member]
+                count += 1
+            last = last or (epoch == number and stop == leasable)
             lease = None
+        if batch is None or not last or training.counts_progress or training.stopped:
+            return
+        left = orders[number][leasable * group_size :]
+        if member < len(left):
+            yield left[member]
+        elif left and count % batch == 0:
+            yield Again(left[-1])
 
     def _resumed(self, training: Participation) -> Lease | None:
         """Return the rest of the lease held when this rank was saved, unless it was given back since."""
@@ -270,8 +300,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _share_size(self) -> int:
         worker, workers = self._training().share
-        group_size = self._training().group_size
-        return 0 if worker < 0 else len(share(self._size, worker, workers, group_size=group_size))
+        group_size, even = self._training().group_size, self._even
+        return 0 if worker < 0 else len(share(self._size, worker, workers, group_size=group_size, even=even))
 
     def _training(self) -> Participation:
         return training_of(self._optimizer, "a ShardSampler")

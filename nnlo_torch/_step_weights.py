@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,7 +11,17 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import is_number
 from nnlo_torch._compat import LoaderBatches, driving_loader
 
-__all__ = ["Draws", "StepWeights", "checked_weight"]
+__all__ = ["Again", "Draws", "StepWeights", "checked_weight"]
+
+
+class Again(NamedTuple):
+    """An element that has been dealt already: it fills a batch of its own, which has no weight.
+
+    Attributes:
+        element: the element.
+    """
+
+    element: Any
 
 
 class Draws:
@@ -26,7 +35,7 @@ class Draws:
 
     def __init__(self, loader: LoaderBatches | None) -> None:
         self._loader = loader
-        self._sizes: Counter[int] = Counter()
+        self._sizes: dict[int, int] = {}
         self._ended = False
 
     def __enter__(self) -> Self:
@@ -37,18 +46,23 @@ class Draws:
         if self._loader is not None and self._loader.drops_last:
             self._sizes.pop(self._loader.drawing, None)  # incomplete, so the loader drops it
 
-    def add(self, samples: int) -> None:
-        """Count samples that were drawn."""
-        self._sizes[0 if self._loader is None else self._loader.drawing] += samples
+    def batch_size(self, sampler: Any) -> int | None:
+        """Return how many elements of a sampler make a batch; None: unknown, or the last may be dropped."""
+        return None if self._loader is None else self._loader.batch_size(sampler)
 
-    def settle(self) -> int:
-        """Return how many samples have reached the loop since the last call."""
+    def add(self, samples: int) -> None:
+        """Count samples that were drawn; 0: the batch has none that counts."""
+        number = 0 if self._loader is None else self._loader.drawing
+        self._sizes[number] = self._sizes.get(number, 0) + samples
+
+    def settle(self) -> list[int]:
+        """Return the samples of the batches that have reached the loop since the last call."""
         loader = self._loader
-        return sum(
+        return [
             self._sizes.pop(number)
             for number in list(self._sizes)
             if loader is None or not loader.is_under_way(number)
-        )
+        ]
 
     @property
     def over(self) -> bool:
@@ -72,6 +86,7 @@ class StepWeights:
     def __init__(self) -> None:
         self._samples = self._in_gradients = 0  # since the last step; those of them with a gradient
         self._last = self._last_gradient = 1.0
+        self._empty = self._empty_gradient = False  # whether a batch without a sample that counts has arrived
         self._runs: list[Draws] = []
 
     def draws(self) -> Draws:
@@ -85,10 +100,15 @@ class StepWeights:
         """Count samples that the loop has received."""
         self._samples += samples
 
+    def add_empty(self) -> None:
+        """Note a batch without a sample that counts."""
+        self._empty = self._empty_gradient = True
+
     def forget(self) -> None:
         """Discard the samples that the loop has received but will not train with."""
         self._settle()
         self._samples = self._in_gradients = 0
+        self._empty = self._empty_gradient = False
 
     @property
     def receiving(self) -> bool:
@@ -102,22 +122,25 @@ class StepWeights:
         Unlike `step` it leaves the samples to the step.
         """
         self._settle()
-        if self._samples > self._in_gradients:
+        if self._samples > self._in_gradients or self._empty_gradient:
             self._last_gradient = float(self._samples - self._in_gradients)
-            self._in_gradients = self._samples
+            self._in_gradients, self._empty_gradient = self._samples, False
         return self._last_gradient
 
     def step(self) -> float:
         """Return the number of samples since the last step; without any, return the last step's number."""
         self._settle()
-        if self._samples:
+        if self._samples or self._empty:
             self._last, self._samples = float(self._samples), 0
-        self._in_gradients = 0
+        self._in_gradients, self._empty, self._empty_gradient = 0, False, False
         return self._last
 
     def _settle(self) -> None:
         for run in self._runs:
-            self._samples += run.settle()
+            sizes = run.settle()
+            self._samples += sum(sizes)
+            if 0 in sizes:
+                self.add_empty()
         self._runs = [run for run in self._runs if not run.over]
 
 

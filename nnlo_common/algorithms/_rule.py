@@ -435,16 +435,25 @@ class Algorithm(ABC):
     def center(self, center: Vector, workers: int, optimizer: VectorOptimizer | None) -> CenterRule:
         """Make the centre's half around the vector `center`, which it changes in place."""
 
-    def counts_progress(self, workers: int) -> bool:
-        """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples."""
+    def counts_progress(self, ranks: int) -> bool:
+        """Whether an epoch ends when the progress of an epoch is made, not after a pass over the samples.
+
+        Args:
+            ranks: the number of ranks that train.
+        """
         return False
 
     def group(self, size: int, optimizer: VectorOptimizer | None) -> GroupRule | None:
         """Make what steps all ranks of a training without servers; None: the user's optimizer by itself."""
         return None
 
-    def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
-        """Return the coordinates of a whole gradient that every server needs; None: those of its part."""
+    def sampled(self, size: int, ranks: int) -> npt.NDArray[np.int64] | None:
+        """Return the coordinates of a whole gradient that every server needs; None: those of its part.
+
+        Args:
+            size: the number of coordinates.
+            ranks: the number of ranks that train.
+        """
         return None
 
     #: Whether `group` makes the steps of a training without servers, in place of the user's optimizer.

@@ -33,7 +33,7 @@ class SteadyCenter(DownpourCenter):
 
     Attributes:
         gain: the running estimate of signal and noise.
-        plain: there is one worker: the user's optimizer steps as it is.
+        plain: one rank trains: the user's optimizer steps as it is.
         paced: what steps the centre if there are several and that is SGD, Adam or AdamW.
         living: the number of workers that live.
         members: the number of ranks of each.
@@ -59,10 +59,13 @@ class SteadyCenter(DownpourCenter):
         stretches = optimizer.stretches(center.size, None)
         self.gain = Gain(self.places.size, brake=options.brake)
         self._follows_velocity = stretches is not None
-        self.plain = options.stale_as(workers) == 1
-        self.paced = PacedOptimizer(center.size, optimizer, plain=self.plain)
         adaptive = any(one.adaptive for one in stretches or ())
         self.metric = SampledMetric(self.places.size if adaptive else 0)
+        self._begin_as(plain=options.stale_as(workers) == 1)
+
+    def _begin_as(self, *, plain: bool) -> None:
+        self.plain = plain
+        self.paced = PacedOptimizer(self.center.size, self.steered, plain=plain)
 
     def share(self, size: int) -> None:
         """Take the sampled coordinates of the whole gradient, which workers send: one gain for all parts."""
@@ -83,6 +86,8 @@ class SteadyCenter(DownpourCenter):
     def in_groups(self, size: int) -> None:
         """Note that each contribution is the mean of so many ranks' gradients."""
         self.members, self.batches = size, self.options.every * size
+        if self.plain and size > 1:
+            self._begin_as(plain=False)
 
     def quorum(self, awaited: int) -> int:
         """Wait for all workers if they step together."""
@@ -135,7 +140,8 @@ class SteadyCenter(DownpourCenter):
         self.progress += scale / batches * contribution.weight
         self._count(batches, scale)
         if stretches is not None:
-            pace = Pace(self.workers, scale, shorter, self.options.remembered, self.gain.unease)
+            memory = self.options.remembered if self.workers > 1 else self.options.together(scale).memory
+            pace = Pace(self.workers, scale, shorter, memory, self.gain.unease)
             return self.paced.begin(self.center, gradient, stretches, pace)
         if shorter < 1:
             np.multiply(gradient, np.float32(shorter), out=gradient)
@@ -237,7 +243,7 @@ class SteadyGroup(Stateful):
             x: the parameters.
             gradient: the mean over the ranks, perhaps changed by the loop, as by clipping; its memory is
                 used.
-            squares: the squared norm of each rank's own gradient.
+            squares: the squared norm of the gradient of each rank that had a batch.
             weight: the mean number of samples behind these.
         """
         self._optimizer.follow(self.work[1])
@@ -246,9 +252,9 @@ class SteadyGroup(Stateful):
         final = self.norms.square(gradient)
         changed = final / self.norms.of_mean if self.norms.of_mean > 0 else 1.0
         gain = self.gain.see([one * changed for one in squares], final)
-        self._ranks = len(squares)
+        self._ranks = max(self._ranks, len(squares))
         self.progress += gain * weight
-        self.work[0] += self._ranks
+        self.work[0] += len(squares)
         self.work[1] += gain
         if stretches is None:
             self._optimizer.step_scaled(x, gradient, gain)
@@ -359,13 +365,13 @@ class Steady(Algorithm):
         """Return the number of workers without a lag whose gradients are as stale."""
         return workers * (self.lag + 1)
 
-    def counts_progress(self, workers: int) -> bool:
+    def counts_progress(self, ranks: int) -> bool:
         """Whether an epoch ends when the progress of one epoch is made."""
-        return self.passes == "progress" and self.stale_as(workers) > 1
+        return self.passes == "progress" and self.stale_as(ranks) > 1
 
-    def sampled(self, size: int, workers: int) -> npt.NDArray[np.int64] | None:
+    def sampled(self, size: int, ranks: int) -> npt.NDArray[np.int64] | None:
         """Return the coordinates that the gain is measured with."""
-        return sampled_places(size) if self.stale_as(workers) > 1 else None
+        return sampled_places(size) if self.stale_as(ranks) > 1 else None
 
     def worker(self, size: int, workers: int) -> AGNWorker:
         """Make the worker's half."""

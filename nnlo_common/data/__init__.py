@@ -12,7 +12,7 @@ from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import Blocks, portion
 from nnlo_common.data._file_batches import BatchOptions, FileBatches
 from nnlo_common.data._listing import Files, list_files
-from nnlo_common.data._order import MOST_PASSES, epoch_order, share
+from nnlo_common.data._order import MOST_PASSES, epoch_order, lacks_one, share
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
@@ -31,6 +31,7 @@ __all__ = [
     "FileBatches",
     "Files",
     "HDF5Source",
+    "lacks_one",
     "Lease",
     "LeasedBatches",
     "Leases",

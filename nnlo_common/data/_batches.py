@@ -80,21 +80,33 @@ class Batches:
             window = min(math.ceil(_MIXED * self.block / self.batch_size), max(most // self.batch_size, 1))
         self.window = whole_number("window", window, 1)
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
-        self._part = part or (0, self._order.size)
+        self._part, self._batches = part or (0, self._order.size), 0
         self._member, self._group_size = 0, 1
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
 
-    def take_part(self, part: Range) -> None:
-        """Return batches of these positions from now on."""
+    def take_part(self, part: Range, batches: int = 0) -> None:
+        """Return batches of these positions from now on.
+
+        Args:
+            part: the positions.
+            batches: an epoch has at least so many; those beyond the positions repeat a sample, and their size
+                is 0. A rank of a group needs such a batch where the others have one more than it has.
+        """
+        self._batches = batches
         if part != self._part:
             self._ahead.close()
             self._part = part
+
+    @property
+    def part(self) -> Range:
+        """The positions."""
+        return self._part
 
     def take_member(self, member: int, group_size: int) -> None:
         """Return, of each lease, the batches of this rank of a group; the group leases together.
 
         A position of a lease then stands for one sample of each rank: `leasable` are the positions of an
-        epoch. Fewer samples of an epoch than the group has ranks are left out.
+        epoch. Fewer samples of an epoch than the group has ranks are left over; see `rest`.
         """
         if (member, group_size) != (self._member, self._group_size):
             self._ahead.close()
@@ -126,13 +138,32 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
+        return max(self._own, self._batches)
+
+    @property
+    def _own(self) -> int:
+        """The number of batches in an epoch that repeat nothing."""
         start, stop = self._part
         return math.ceil((stop - start) / self.batch_size)
 
     def size_of(self, index: int) -> int:
-        """Return the number of samples in a batch."""
+        """Return the number of samples in a batch; 0: it repeats one."""
         start, stop = self._part
-        return min(self.batch_size, stop - start - index * self.batch_size)
+        return max(min(self.batch_size, stop - start - index * self.batch_size), 0)
+
+    @property
+    def left_over(self) -> int:
+        """The number of samples that no lease has, fewer than the ranks of the group that leases."""
+        return self.size % self._group_size
+
+    def rest(self, epoch: int) -> tuple[Any, int]:
+        """Return this rank's batch of the samples that are left over, and its size.
+
+        The size is 1, or 0 if there is none for this rank, whose batch repeats one.
+        """
+        at, mine = self.size - self.left_over, self._member < self.left_over
+        position = at + (self._member if mine else 0)
+        return self._read((epoch, (position, position + 1), (position, position + 1)))[0], int(mine)
 
     def epoch(self, epoch: int) -> Iterator[Any]:
         """Return the batches of an epoch, in order."""
@@ -151,9 +182,12 @@ class Batches:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
+        if index >= self._own:
+            last = self._part[1] - 1, self._part[1]
+            return self._read((epoch, last, last))[0]
         number, place = divmod(index, self.window)
         following: _Window | None = None
-        if (number + 1) * self.window < len(self):
+        if (number + 1) * self.window < self._own:
             following = self._window(epoch, number + 1)
         elif then is not None:
             following = self._window(then, 0)

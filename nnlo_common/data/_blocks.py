@@ -78,16 +78,17 @@ def portion(size: int, worker: int, workers: int, group_size: int = 1) -> Range:
     """Return the range of positions that a worker takes of an epoch divided equally.
 
     The portions differ by at most one position. The ranks of a group, of which `worker` and `workers` count
-    each, take equally many; fewer than `group_size` of each group's portion are left out.
+    each, divide the group's portion; the first of them may take one more than the others.
 
     Example:
         >>> [portion(10, worker, 3) for worker in range(3)]
         [(0, 3), (3, 6), (6, 10)]
+        >>> [portion(5, worker, 2, group_size=2) for worker in range(2)]
+        [(0, 3), (3, 5)]
     """
     groups = workers // group_size
     member, worker = divmod(worker, groups)
     start, stop = worker * size // groups, (worker + 1) * size // groups
-    if group_size == 1:
-        return start, stop
-    each = (stop - start) // group_size
-    return start + member * each, start + (member + 1) * each
+    each, more = divmod(stop - start, group_size)
+    begin = start + member * each + min(member, more)
+    return begin, begin + each + (member < more)

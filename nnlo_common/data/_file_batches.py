@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
@@ -78,8 +79,14 @@ class FileBatches(Batches):
         )
 
     def take_share(self, worker: int, workers: int, group_size: int = 1) -> None:
-        """Use the fixed share of this worker from now on; a negative index means the first worker."""
-        self.take_part(portion(self.size, max(worker, 0), workers, group_size))
+        """Use the fixed share of this worker from now on; a negative index means the first worker.
+
+        All ranks of a group get equally many batches; one that may repeat a sample has the size 0.
+        """
+        worker = max(worker, 0)
+        first = portion(self.size, worker % (workers // group_size), workers, group_size)
+        batches = math.ceil((first[1] - first[0]) / self.batch_size)
+        self.take_part(portion(self.size, worker, workers, group_size), batches)
 
     def like(self) -> Any:
         """Return a batch of one sample, to show shapes and types."""

@@ -7,7 +7,7 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["MOST_PASSES", "epoch_order", "share"]
+__all__ = ["MOST_PASSES", "epoch_order", "lacks_one", "share"]
 
 #: An epoch that takes several passes numbers the orders of its passes from its own number times this on.
 MOST_PASSES = 1 << 20
@@ -41,14 +41,16 @@ def epoch_order(size: int, *, seed: int, epoch: int, shuffle: bool) -> list[int]
     return order
 
 
-def share(size: int, worker: int, workers: int, *, done: int = 0, group_size: int = 1) -> range:
+def share(
+    size: int, worker: int, workers: int, *, done: int = 0, group_size: int = 1, even: bool = False
+) -> range:
     """Return the positions of an epoch that a worker takes under static assignment.
 
     Worker w of p takes every p-th position, beginning with the w-th: together they take each position
     once, and their shares differ by at most one.
 
-    The ranks of a group get equally many positions, so that they make equally many steps: fewer than
-    `group_size` positions of each group's share are left out, others in each epoch if it is shuffled.
+    The first ranks of a group may get one position more than the others, which then lack a batch for a step
+    of the group; see `lacks_one`.
 
     Args:
         size: the number of positions in the epoch.
@@ -56,6 +58,8 @@ def share(size: int, worker: int, workers: int, *, done: int = 0, group_size: in
         workers: the number of workers.
         done: the number of positions of its share already taken, to resume in mid-epoch.
         group_size: the number of ranks of each group; then `worker` and `workers` count single ranks.
+        even: the ranks of a group get equally many positions; fewer than `group_size` of each group's are
+            left out.
 
     Raises:
         ConfigurationError: no such worker, or a number that is not whole.
@@ -63,8 +67,8 @@ def share(size: int, worker: int, workers: int, *, done: int = 0, group_size: in
     Example:
         >>> list(share(10, 1, 3)), list(share(10, 1, 3, done=2))
         ([1, 4, 7], [7])
-        >>> list(share(5, 0, 2, group_size=2)), list(share(5, 1, 2, group_size=2))
-        ([0, 2], [1, 3])
+        >>> list(share(5, 0, 2, group_size=2)), list(share(5, 1, 2, group_size=2, even=True))
+        ([0, 2, 4], [1, 3])
     """
     workers = whole_number("workers", workers, 1)
     if whole_number("worker", worker, 0) >= workers:
@@ -73,7 +77,18 @@ def share(size: int, worker: int, workers: int, *, done: int = 0, group_size: in
             f"{workers - 1}; pass its index among the workers, not its rank"
         )
     positions = range(worker, whole_number("size", size, 0), workers)
-    if whole_number("group_size", group_size, 1) > 1:
+    if whole_number("group_size", group_size, 1) > 1 and even:
         groups = workers // group_size
         positions = positions[: len(range(worker % groups, size, groups)) // group_size]
     return positions[whole_number("done", done, 0) :]
+
+
+def lacks_one(size: int, worker: int, workers: int, group_size: int) -> bool:
+    """Return whether the share of a rank of a group is shorter than that of the group's first rank.
+
+    Example:
+        >>> [lacks_one(5, worker, 2, group_size=2) for worker in range(2)]
+        [False, True]
+    """
+    mine, first = share(size, worker, workers), share(size, worker % (workers // group_size), workers)
+    return len(mine) < len(first)

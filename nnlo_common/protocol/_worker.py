@@ -49,6 +49,7 @@ class Worker:
         gradient: g.
         shards: the shards of the centre.
         workers: the number of workers.
+        members: the number of ranks of each.
         local: moves the parameters in each step.
         given_sums: in each `step`, `gradient` holds the sum over all steps since the last contribution; steps
             in between may be passed (`pass_step`).
@@ -71,6 +72,7 @@ class Worker:
         shards: Sequence[Shard],
         *,
         workers: int,
+        members: int = 1,
         local: VectorOptimizer | None = None,
         given_sums: bool = False,
     ) -> None:
@@ -89,7 +91,7 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.rule.given_sums = given_sums
         self._exchange_first = self.shard_clients[0].rule.exchange_first
-        self._places = algorithm.sampled(gradient.vector.size, workers) if len(shards) > 1 else None
+        self._places = algorithm.sampled(gradient.vector.size, workers * members) if len(shards) > 1 else None
         self._given_sums = given_sums
         self._sampled = GradientSum(0 if self._places is None else self._places.size)
         self._epochs = 0  # finished

@@ -70,6 +70,7 @@ class GroupRank:
         index: this rank's number in the group; 0 is the lead.
         size: the number of its ranks.
         samples: the number of samples that all its ranks had taken at the last gradient.
+        weight: the weight of all its ranks in the last mean.
         norms: measures the gradients of the ranks and their mean, if the algorithm asks for it.
         squares: what the ranks have measured of their own gradients, as of the last meeting.
         on_divergence: called on the lead before the warning about a step that is not finite.
@@ -89,7 +90,7 @@ class GroupRank:
         self._telling = np.sort(telling_places(layout, whole)) if layout else np.zeros(0, np.int64)
         self._finite = True  # this rank's own gradient, before the mean
         self._finite_ranks, self._told = np.ones(self.size, np.bool_), False
-        self.samples = 0
+        self.samples, self.weight = 0, 0.0
         self.norms: MemberNorms | None = None
         self.squares: list[float] = [0.0] * self.size
         self.on_divergence: Callable[[str], object] = str
@@ -140,6 +141,7 @@ class GroupRank:
                 f"the weights of a step in the group of ranks {list(self.group.ranks)} are "
                 f"{weights.tolist()}; all must be at least 0, and one above"
             )
+        self.weight = total
         equal = bool((weights == weights[0]).all())
         self._share = None if equal else weight / total
         self.samples = int(counts.sum())

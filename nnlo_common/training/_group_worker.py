@@ -209,8 +209,10 @@ class GroupTrainer:
         self._group.tell_finite(self._gradient.vector)
         with span("apply", "the optimizer"):
             if self._rule is not None:
-                x, gradient, mean = self._parameters.vector, self._gradient.vector, float(weights.mean())
-                self._rule.step(x, gradient, self._group.squares, mean)
+                brought = weights > 0  # the others had no batch left
+                squares = [one for one, has in zip(self._group.squares, brought, strict=True) if has]
+                x, gradient = self._parameters.vector, self._gradient.vector
+                self._rule.step(x, gradient, squares, float(weights[brought].mean()))
             elif local_step is not None:
                 local_step()
             elif self._optimizer is not None:

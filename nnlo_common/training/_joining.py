@@ -289,6 +289,7 @@ def _join_as_worker(
         plan.gradient,
         shards,
         workers=len(cell.workers),
+        members=len(cell.groups[0]),
         local=plan.local_optimizer,
         given_sums=plan.given_sums,
     )

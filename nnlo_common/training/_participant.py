@@ -99,6 +99,7 @@ class Participant:
         self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
         self._over = self._epoch_open = False
         self._weight = 0.0  # of the steps in this epoch
+        self._repeats = False  # whether the batch is another rank's, too
 
     @property
     def parameters(self) -> tuple[Vector, ...]:
@@ -122,8 +123,8 @@ class Participant:
         On a server rank this serves the epoch and yields nothing. Uneven shares are fine: no rank waits for a
         worker without batches.
 
-        A group of k ranks takes k batches in a row for each step, one on each rank. Fewer than k batches may
-        be left over at the end of an epoch; nobody gets them.
+        A group of k ranks takes k batches in a row for each step, one on each rank. Where fewer are left at
+        the end of an epoch, the other ranks get one of these again, and their steps have no weight.
 
         Where progress ends an epoch (see `Steady`), `batches` are iterated again until it is made, each time
         with another worker's share; an iterator is not.
@@ -143,6 +144,7 @@ class Participant:
             over = not self._counts_progress or self._running.stopped or self._running.progress[1] >= size
             if over or self._weight == before or isinstance(batches, Iterator):
                 break
+        self._repeats = False
         self._end_open_epoch()
 
     @property
@@ -150,7 +152,7 @@ class Participant:
         member = self._member
         if member is None or member.worker is None:
             return False
-        return self.algorithm.counts_progress(member.workers if member.servers else member.group_size)
+        return self.algorithm.counts_progress(member.workers * member.group_size)
 
     def _share(self, batches: Iterable[_Batch], again: int) -> Iterable[_Batch]:
         """Return the batches of this rank in a pass."""
@@ -159,10 +161,16 @@ class Participant:
             return batches
         if member.worker is None:
             return ()
-        index = 0 if member.group is None else member.group.index
         first = (member.worker + again) % member.workers
         rounds = _in_groups(batches, member.group_size)
-        return (one[index] for one in islice(rounds, first, None, member.workers))
+        return map(self._mine, islice(rounds, first, None, member.workers))
+
+    def _mine(self, batches: tuple[_Batch, ...]) -> _Batch:
+        """Return this rank's batch of those of its group."""
+        group = None if self._member is None else self._member.group
+        index = 0 if group is None else group.index
+        self._repeats = index >= len(batches)
+        return batches[-1 if self._repeats else index]
 
     def step(self, weight: float = 1.0) -> None:
         """Make one step with the gradient in `gradients`.
@@ -170,11 +178,12 @@ class Participant:
         Args:
             weight: this step's share in a mean over workers, e.g. the number of samples.
         """
+        weight = 0.0 if self._repeats else weight
         running, group = self._running, None if self._member is None else self._member.group
         if group is not None:
             group.mean(self._gradient.vector, weight)
         running.step(weight)
-        self._weight += weight * (1 if group is None else group.size)
+        self._weight += weight if group is None else group.weight
 
     @property
     def stopped(self) -> bool:
@@ -273,9 +282,9 @@ class Participant:
 
 
 def _in_groups(batches: Iterable[_Batch], size: int) -> Iterator[tuple[_Batch, ...]]:
-    """Yield the batches, as many as a group has ranks at a time; leave out the rest."""
+    """Yield the batches, as many as a group has ranks at a time, or those that are left."""
     source = iter(batches)
-    while len(group := tuple(islice(source, size))) == size:
+    while group := tuple(islice(source, size)):
         yield group
 
 

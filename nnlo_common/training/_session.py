@@ -174,7 +174,7 @@ class Session:
     def counts_progress(self) -> bool:
         """Whether an epoch ends when the progress of one epoch is made, not after a pass over the samples."""
         member = self.member
-        return self.algorithm.counts_progress(member.workers if member.servers else member.group_size)
+        return self.algorithm.counts_progress(member.workers * member.group_size)
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -31,9 +31,8 @@ def close(found: Any, expected: Any) -> bool:
 
 
 def merged(sizes: list[int], k: int) -> list[int]:
-    """The sizes of batches k times as large; batches that make no whole one are left out."""
-    whole = len(sizes) // k * k
-    return [sum(sizes[start : start + k]) for start in range(0, whole, k)]
+    """The sizes of batches k times as large; the last one may be of fewer."""
+    return [sum(sizes[start : start + k]) for start in range(0, len(sizes), k)]
 
 
 def batches_of(sizes: list[int], epoch: int) -> list[np.ndarray]:

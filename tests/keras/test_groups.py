@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def large(start, optimizer, ranks, world=None, **options):
     if world is not None and world.rank == 0:
         data = X[:1], Y[:1]
     else:
-        data = X[: SIZE // ranks * ranks], Y[: SIZE // ranks * ranks]
+        data = X, Y
     net = cases.dense()
     net.set_weights(start)
     callbacks = [] if world is None else [nk.Distribute(world=world)]
@@ -187,14 +188,14 @@ def test_a_batch_that_overflows_on_one_rank_is_dropped_by_all(name, servers):
         return ended(wrapped(name, **layout, **options), data, [nk.Distribute(world=world)])
 
     def single(world):
-        data = (x[:1], Y[:1]) if world.rank == 0 else (x[:52], Y[:52])
+        data = (x[:1], Y[:1]) if world.rank == 0 else (x, Y)
         return ended(wrapped(name, **options), data, [nk.Distribute(world=world)], batch_size=2 * BATCH)
 
     first, second = on_ranks(servers + 2, program)[servers:]
     if servers:
         _, expected = on_ranks(2, single)
     else:
-        expected = ended(OPTIMIZERS["sgd"](), (x[:52], Y[:52]), batch_size=2 * BATCH)
+        expected = ended(OPTIMIZERS["sgd"](), (x, Y), batch_size=2 * BATCH)
     assert np.array_equal(first[0], second[0])
     assert np.isfinite(first[0]).all()
     assert None is not first[1] == second[1] == expected[1]
@@ -330,13 +331,13 @@ def test_variables_that_only_some_ranks_use_count_as_zero_there():
 LAYOUTS = [(5, 1, 2), (7, 1, 3), (3, 0, None), (4, 2, 2)]
 
 
-def dealt_right(shares, servers, size, count):
-    """Each item at most once, and equally many for the ranks of each group."""
-    dealt = [item for one in shares for item in one]
-    groups = len(shares) // size
-    assert len(dealt) == len(set(dealt)) > count - size * groups
+def dealt_right(shares, size, count):
+    """Each item once, and the first ranks of each group have at most one more than the others."""
+    assert sorted(item for one in shares for item in one) == [*range(count)]
     for lead in range(0, len(shares), size):
-        assert len({len(one) for one in shares[lead : lead + size]}) == 1
+        lengths = [len(one) for one in shares[lead : lead + size]]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] - lengths[-1] <= 1
 
 
 class Batches(keras.utils.PyDataset):
@@ -362,15 +363,12 @@ def test_items_go_to_one_rank_each_and_ranks_of_a_group_get_equally_many(size, s
     found = on_ranks(size, program)
     for kind in range(2):
         assert all(found[rank][kind] == [0] for rank in range(servers))
-        dealt_right([one[kind] for one in found[servers:]], servers, group or size, SIZE)
+        dealt_right([one[kind] for one in found[servers:]], group or size, SIZE)
     ranks = size - servers
     groups = ranks // (group or size)
     for worker in range(groups):  # together they have what one worker would have
         members = [found[servers + worker * (group or size) + one][0] for one in range(group or size)]
-        own = list(share(SIZE, worker, groups))
-        assert (
-            sorted(item for one in members for item in one) == own[: len(own) // len(members) * len(members)]
-        )
+        assert sorted(item for one in members for item in one) == list(share(SIZE, worker, groups))
 
 
 def test_a_tf_data_set_is_dealt_out_whether_its_end_is_known_or_not():
@@ -383,7 +381,12 @@ def test_a_tf_data_set_is_dealt_out_whether_its_end_is_known_or_not():
 
         server, *shares = on_ranks(5, program)
         assert server == [0]
-        dealt_right(shares, 1, 2, SIZE)
+        if data is known:
+            dealt_right(shares, 2, SIZE)
+        else:  # the ranks of a group end together: fewer than two of each group's items are left out
+            dealt = [item for one in shares for item in one]
+            assert len(dealt) == len(set(dealt)) == SIZE - 1
+            assert [*map(len, shares)] == [13] * 4
 
 
 def test_a_torch_data_set_is_dealt_out():
@@ -394,7 +397,7 @@ def test_a_torch_data_set_is_dealt_out():
         mine = nk.shard(data, servers=0, world=world)
         return [int(mine[index][0]) for index in range(len(mine))]
 
-    dealt_right(on_ranks(3, program), 0, 3, SIZE)
+    dealt_right(on_ranks(3, program), 3, SIZE)
 
 
 @pytest.mark.parametrize(("size", "servers", "group"), LAYOUTS)
@@ -407,11 +410,17 @@ def test_files_are_divided_among_the_ranks_of_groups(size, servers, group, tmp_p
         options = {"servers": servers, "group_size": group, "world": world}
         data = nk.H5Sequence(str(tmp_path / "a.h5"), features="x", batch_size=4, **options)
         taken = [data[index][0].tolist() for index in range(len(data))]
+        again = [data.repeats(index) for index in range(len(data))]
         data.close()
-        return taken
+        return taken, again
 
     found = on_ranks(size, program)[servers:]
-    dealt_right([[item for batch in one for item in batch] for one in found], servers, group or size, SIZE)
+    own = [
+        [item for batch, repeats in zip(*one, strict=True) if not repeats for item in batch] for one in found
+    ]
+    dealt_right(own, group or size, SIZE)
+    for lead in range(0, len(found), group or size):
+        assert len({len(batches) for batches, _ in found[lead : lead + (group or size)]}) == 1
 
 
 # --- epochs, metrics, and callbacks ----------------------------------------------------------------------
@@ -770,12 +779,36 @@ def test_an_optimizer_that_is_applied_twice_in_a_batch_is_refused():
         on_ranks(2, program)
 
 
-def test_ranks_with_different_numbers_of_batches_are_named():
+@pytest.mark.parametrize("more", [1, 5, 8])
+def test_a_rank_with_fewer_batches_repeats_some_without_weight(more):
+    """Rank 1 has more samples: its last batches are those of a process alone."""
     start = start_of()
 
     def program(world):
-        data = X[: 8 + 4 * world.rank], Y[: 8 + 4 * world.rank]
-        return train(world, start, wrapped(servers=0), data=data)
+        some = slice(0, 8) if world.rank == 0 else slice(8, 16 + more)
+        return train(world, start, wrapped(servers=0), data=(X[some], Y[some]))
+
+    rows = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16), *range(16, 16 + more)]
+    net = cases.compiled(cases.dense(), wrapped().inner_optimizer)
+    net.set_weights(start)
+    ends = [0, 8, *range(16, 16 + more, 4), 16 + more]
+    for _ in range(EPOCHS):
+        for begin, end in pairwise(ends):
+            net.train_on_batch(X[rows[begin:end]], Y[rows[begin:end]])
+    for vector, _, _ in on_ranks(2, program):
+        assert np.allclose(vector, flat(net), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_ranks_with_different_unknown_numbers_of_batches_are_named():
+    start = start_of()
+
+    def program(world):
+        def batches():
+            for index in range(2 + world.rank):
+                yield X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
+
+        return train(world, start, wrapped(servers=0), data=(batches(),), batch_size=None, epochs=1)
 
     text = r"rank 0 ends its epoch after 2 steps, but rank 1 ends a batch .* nnlo_keras\.shard"
     with pytest.raises(ConfigurationError, match=text):

@@ -115,12 +115,24 @@ def test_passes_of_fixed_number_are_one_pass_an_epoch():
     assert [batches for _, batches, _ in workers] == [[4] * EPOCHS] * 3
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(3, {"servers": 0}), (5, {"group_size": 2})])
-def test_groups_have_passes_of_fixed_number_only(ranks, options):
-    size = options.get("group_size", ranks)
-    with pytest.raises(ConfigurationError, match=rf"steps groups of ranks.* found group_size={size}"):
-        on_ranks(ranks, **options)
-    assert all(sum(batches) for _, batches, _ in on_ranks(ranks, passes="fixed", **options)[ranks - 3 :])
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(3, {"servers": 0}), (5, {"group_size": 2}), (5, {"group_size": 4, "name": "adam"})],
+)
+def test_the_ranks_of_a_group_end_an_epoch_together(ranks, options):
+    """Of 103 samples the groups' ranks have unequal shares."""
+    servers, size = options.get("servers", 1), options.get("group_size", ranks)
+    found = on_ranks(ranks, **options)
+    for lead in range(servers, ranks, size):
+        group = found[lead : lead + size]
+        assert len({tuple(batches) for _, batches, _ in group}) == 1
+        for model, _, _ in group:
+            np.testing.assert_array_equal(model.get_weights()[0], group[0][0].get_weights()[0])
+    assert found[0][2].progress >= EPOCHS * SIZE
+    made = sum(sum(batches) for _, batches, _ in found[servers:])
+    assert made > EPOCHS * SIZE / BATCH * 1.1
+    fixed = on_ranks(ranks, passes="fixed", **options)[servers:]
+    assert sum(sum(batches) for _, batches, _ in fixed) < made
 
 
 @pytest.mark.parametrize(

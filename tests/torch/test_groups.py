@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -43,11 +45,16 @@ def backward(model, indices):
     loss.backward()
 
 
-def train(world, name="Downpour", *, batch=BATCH, before_step=lambda model: None, **options):
+def train(
+    world, name="Downpour", *, batch=BATCH, size=SIZE, before_step=lambda model: None, workers=0, **options
+):
     """Train on a shuffled data set with a sampler; the final parameters, and the samples of each epoch."""
     model, optimizer = wrapped(world, name, **options)
     loader = torch.utils.data.DataLoader(
-        range(SIZE), batch_size=batch, sampler=nt.ShardSampler(range(SIZE), optimizer=optimizer)
+        range(size),
+        batch_size=batch,
+        sampler=nt.ShardSampler(range(size), optimizer=optimizer),
+        num_workers=workers,
     )
     seen = []
     for _ in range(EPOCHS):
@@ -62,13 +69,12 @@ def train(world, name="Downpour", *, batch=BATCH, before_step=lambda model: None
     return flat(model), seen
 
 
-def train_large(world, name="Downpour", *, k, before_step=lambda model: None, **options):
+def train_large(world, name="Downpour", *, k, size=SIZE, before_step=lambda model: None, **options):
     """The same with one rank in place of each group of k, and batches k times as large."""
     model, optimizer = wrapped(world, name, **options)
     for epoch in range(EPOCHS):
-        order = epoch_order(SIZE, seed=0, epoch=epoch, shuffle=True)
-        mine = [order[at] for at in share(SIZE, max(optimizer.share[0], 0), optimizer.share[1])]
-        mine = mine[: len(mine) // k * k]
+        order = epoch_order(size, seed=0, epoch=epoch, shuffle=True)
+        mine = [order[at] for at in share(size, max(optimizer.share[0], 0), optimizer.share[1])]
         batches = [mine[start : start + k * BATCH] for start in range(0, len(mine), k * BATCH)]
         for indices in optimizer.epoch(batches, samples=len):
             optimizer.zero_grad()
@@ -96,6 +102,38 @@ def test_one_group_is_one_rank_with_the_large_batch(name, k, servers):
     for rank in range(servers + k):
         assert close(found[rank][0], expected[min(rank, servers)])
         assert rank < servers or torch.equal(found[rank][0], found[-1][0])
+
+
+@pytest.mark.parametrize(
+    ("k", "servers", "workers", "size"),
+    [*((*layout, size) for layout in [(3, 1, 0), (2, 0, 0)] for size in range(48, 52)), (2, 1, 1, 49)],
+)
+def test_so_it_is_where_some_ranks_have_a_batch_less(k, servers, workers, size):
+    """With 49 samples and two ranks one has 6 batches of 4, and the other one more, of one sample."""
+    options = {"size": size, "servers": servers}
+    found = on_ranks(
+        servers + k, lambda world: train(world, "Synchronous", group_size=k, workers=workers, **options)
+    )
+    options["servers"] = 1
+    expected = on_ranks(servers + 1, lambda world: train_large(world, "Synchronous", k=k, **options))
+    for vector, _ in found[servers:]:
+        assert close(vector, expected[-1])
+        assert torch.equal(vector, found[-1][0])
+
+
+@pytest.mark.parametrize("size", [49, 50])
+def test_a_loop_may_drop_incomplete_batches_or_make_its_own(size):
+    def program(world):
+        _, optimizer = wrapped(world, servers=0)
+        sampler = nt.ShardSampler(range(size), optimizer=optimizer, shuffle=False)
+        loader = torch.utils.data.DataLoader(range(size), batch_size=4, sampler=sampler, drop_last=True)
+        dropped, own = [one.tolist() for one in loader], list(sampler)
+        optimizer.close()
+        return dropped, own
+
+    first, second = on_ranks(2, program)
+    assert [*map(len, first[0])] == [*map(len, second[0])] == [4] * 6
+    assert len(first[1]) == len(second[1]) == size // 2  # nobody tells where a batch begins
 
 
 @pytest.mark.parametrize("lag", [1, 2])
@@ -137,32 +175,39 @@ def test_without_a_server_every_wrapper_is_the_plain_optimizer(name):
 
 
 @pytest.mark.parametrize(("size", "k", "servers"), [(5, 2, 1), (7, 3, 1), (3, 3, 0), (4, 2, 2)])
-def test_samples_go_to_one_rank_each_and_ranks_of_a_group_get_equally_many(size, k, servers):
+def test_samples_go_to_one_rank_each_and_ranks_of_a_group_make_equally_many_steps(size, k, servers):
     options = {"servers": servers, "group_size": k}
     found = on_ranks(size, lambda world: train(world, **options))
     for epoch in range(EPOCHS):
         shares = [seen[epoch] for _, seen in found[servers:]]
         dealt = [sample for one in shares for sample in one]
-        assert len(dealt) == len(set(dealt))
-        groups = len(shares) // k
-        assert SIZE - len(dealt) < k * groups  # fewer than k are left out of each group's share
+        assert sorted(set(dealt)) == [*range(SIZE)]
         for lead in range(0, len(shares), k):
-            assert len({len(one) for one in shares[lead : lead + k]}) == 1
+            steps = {-(-len(one) // BATCH) for one in shares[lead : lead + k]}
+            assert len(steps) == 1
+        # A rank without a sample for the last step has one again, in a batch of its own.
+        assert len(dealt) - SIZE <= sum(len(one) % BATCH == 1 for one in shares)
 
 
 @pytest.mark.parametrize("k", [2, 3])
-def test_a_groups_iterable_yields_equally_many_items_to_each_rank(k):
+def test_a_groups_iterable_yields_equally_many_batches_to_each_rank(k):
     def program(world):
         _, optimizer = wrapped(world, group_size=k)
-        items = list(nt.ShardIterable(range(SIZE), optimizer=optimizer))
+        data = nt.ShardIterable(range(SIZE), optimizer=optimizer)
+        items = list(data)
+        batches = [one.tolist() for one in torch.utils.data.DataLoader(data, batch_size=BATCH)]
         optimizer.close()
-        return items
+        return items, batches
 
     _, *shares = on_ranks(1 + 2 * k, program)
-    dealt = [item for one in shares for item in one]
+    dealt = [item for one, _ in shares for item in one]  # no loader: nobody tells where a batch begins
     assert len(dealt) == len(set(dealt)) > SIZE - 2 * k
+    batched = [item for _, one in shares for batch in one for item in batch]
+    assert sorted(set(batched)) == [*range(SIZE)]
     for lead in range(0, 2 * k, k):
-        assert len({len(one) for one in shares[lead : lead + k]}) == 1
+        assert len({len(one) for one, _ in shares[lead : lead + k]}) == 1
+        assert len({len(one) for _, one in shares[lead : lead + k]}) == 1
+    assert len(batched) - SIZE == sum(one[-1] in before[-1:] for (_, before), (_, one) in pairwise(shares))
 
 
 @pytest.mark.parametrize("k", [2, 3])
@@ -181,9 +226,10 @@ def test_files_are_divided_among_the_ranks_of_groups(k, tmp_path):
 
     _, *shares = on_ranks(1 + 2 * k, program)
     dealt = [item for one in shares for batch in one for item in batch]
-    assert len(dealt) == len(set(dealt)) > SIZE - 2 * k
+    assert sorted(set(dealt)) == [*range(SIZE)]
+    assert len(dealt) - SIZE < 2 * k
     for lead in range(0, 2 * k, k):
-        assert len({tuple(map(len, one)) for one in shares[lead : lead + k]}) == 1
+        assert len({len(one) for one in shares[lead : lead + k]}) == 1
 
 
 # --- what loops do with gradients ------------------------------------------------------------------------

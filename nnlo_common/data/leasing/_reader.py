@@ -32,9 +32,15 @@ class LeasedBatches:
     last window of the present one, so that it is read in time. A batch counts as used when the next one is
     requested. If a worker dies, its whole lease goes to others, including the used part.
 
+    Where a group leases together, fewer samples than it has ranks are left over in an epoch: the group that
+    had the last lease gets them in a batch of its own, which on the other ranks repeats a sample and has the
+    size 0.
+
     Args:
         batches: of all positions.
         ledger: the worker's access to the server's ledger.
+        rests: hand out what is left over; not where an epoch takes several passes, since the others' next
+            leases come with the next batch.
 
     Example:
         >>> import numpy as np
@@ -51,18 +57,23 @@ class LeasedBatches:
         ((array([2]),), 1)
     """
 
-    def __init__(self, batches: Batches, ledger: Ledger) -> None:
-        self._batches, self._ledger = batches, ledger
+    def __init__(self, batches: Batches, ledger: Ledger, *, rests: bool = True) -> None:
+        self._batches, self._ledger, self._rests = batches, ledger, rests
+        self._rest: tuple[Any, int] | None = None  # the batch that is left over, once all others are taken
+        self._last_lease: int | None = None  # the epoch whose last positions this worker has
         self._held: deque[Lease] = deque()  # leased positions whose batches were not returned yet
         self._ready: deque[Any] = deque()  # the remaining batches of the present window
         self._may_hold = False  # whether the ledger may have leases of this worker
 
     def more(self, epoch: int) -> bool:
         """Return whether this epoch has another batch; the batch taken before counts as used."""
-        return bool(self._held) or self._lease(epoch)
+        return bool(self._held) or self._lease(epoch) or self._left_over(epoch)
 
     def take(self, epoch: int) -> tuple[Any, int]:
         """Return the next batch and its number of samples; call `more` first."""
+        if not self._held and self._rest is not None:
+            rest, self._rest, self._last_lease = self._rest, None, None
+            return rest
         if not self._ready:
             first = self._cut(self._held[0])
             self._ready.extend(self._batches.leased(first, self._following(epoch, first)))
@@ -73,13 +84,18 @@ class LeasedBatches:
         return self._ready.popleft(), middle - lease.start
 
     def left(self) -> list[list[int]]:
-        """Return the leased positions not taken yet, for `resume`."""
-        return [[lease.epoch, lease.start, lease.stop] for lease in self._held]
+        """Return the leased positions not taken yet, for `resume`; an empty range: those left over."""
+        held = [[lease.epoch, lease.start, lease.stop] for lease in self._held]
+        if self._last_lease is not None:
+            held.append([self._last_lease, self._batches.leasable, self._batches.leasable])
+        return held
 
     def resume(self, left: Sequence[Sequence[int]]) -> None:
         """Resume with the positions `left` when the ledger was saved, unless others got them since."""
         held = self._ledger.held()
-        wanted = deque(Lease(*lease) for lease in left)
+        wanted = deque(Lease(*lease) for lease in left if lease[1] < lease[2])
+        over = [lease[0] for lease in left if lease[1] == lease[2]]
+        self._last_lease, self._rest = over[0] if over else None, None
         self._held, self._may_hold = wanted, bool(held)
         self._ready.clear()
         if wanted != _last(held, self._left()):
@@ -90,9 +106,11 @@ class LeasedBatches:
         """Return the positions not taken to the ledger: the loop has ended, or its epoch is over."""
         if self._may_hold:
             self._ledger.give_back(self._left())
+            if self._held:
+                self._last_lease = None
         self._held.clear()
         self._ready.clear()
-        self._may_hold = False
+        self._may_hold, self._rest = False, None
 
     def _left(self) -> int:
         return sum(lease.size for lease in self._held)
@@ -103,7 +121,17 @@ class LeasedBatches:
         self._may_hold = lease is not None or bool(self._held)
         if lease is not None:
             self._held.append(lease)
+            if self._rests and self._batches.left_over and lease.stop == self._batches.leasable:
+                self._last_lease = lease.epoch
         return lease is not None
+
+    def _left_over(self, epoch: int) -> bool:
+        """Return whether a batch is left over for this worker, with the last positions of an epoch."""
+        if self._last_lease != epoch:
+            return False
+        if self._rest is None:
+            self._rest = self._batches.rest(epoch)
+        return True
 
     def _cut(self, lease: Lease) -> Lease:
         """Return the part of a lease that lies in its first window."""
