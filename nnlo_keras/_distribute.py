@@ -22,6 +22,7 @@ from nnlo_keras._callback_lists import (
 )
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import (
+    batch_size_of_fit,
     begin_with,
     callbacks_of_fit,
     data_of_fit,
@@ -108,6 +109,12 @@ class Distribute(keras.callbacks.Callback):
     def team(self) -> Session | None:
         """This rank's session in a training of several ranks; None outside of one."""
         return self._team
+
+    @property
+    def epoch_made(self) -> float | None:
+        """The share of this epoch's progress that is made; None: progress does not end epochs."""
+        exchanges = self._exchanges
+        return None if exchanges is None or exchanges.passes is None else exchanges.passes.epoch_made
 
     @property
     def batches_in_epoch(self) -> int:
@@ -341,7 +348,8 @@ class Distribute(keras.callbacks.Callback):
                     f"{type(self.model.optimizer).__name__} ends an epoch by its progress, but fit() was "
                     'given steps_per_epoch; leave it out, or give the wrapper passes="fixed"'
                 )
-        passes = exchanges.passes = Passes(team, size, again)
+        about = float((batch_size_of_fit() or 0) * (getattr(data, "num_batches", None) or 0) * team.share[1])
+        passes = exchanges.passes = Passes(team, size, again, about=about)
         if leased is not None:
             leased.take_passes(passes.over)
             return []

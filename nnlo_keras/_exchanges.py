@@ -33,16 +33,25 @@ class Passes:
         team: this rank's session.
         size: see above.
         again: see above.
+        about: the size as far as it is known before a pass is over; 0: it is not.
     """
 
-    def __init__(self, team: Session, size: float | None, again: int) -> None:
-        self._team, self.size, self.again, self.made = team, size, again, 0
+    def __init__(self, team: Session, size: float | None, again: int, *, about: float = 0.0) -> None:
+        self._team, self.size, self.again, self.made, self._about = team, size, again, 0, about
 
     def over(self) -> bool:
         """Whether the epoch is over, as far as it is known."""
         if not self._team.counts_progress:
             return self._team.stopped or self.made > 0
         return self._team.stopped or (self.size is not None and self._team.progress[1] >= self.size)
+
+    @property
+    def epoch_made(self) -> float | None:
+        """The share of this epoch's progress that is made; None: unknown, or progress does not end epochs."""
+        size = self.size or self._about
+        if not self._team.counts_progress or not size:
+            return None
+        return min(1.0, self._team.progress[1] / size)
 
     def end(self, weight: float) -> None:
         """End a pass in which this worker has had samples of this weight: each has about as many."""

@@ -37,6 +37,10 @@ class Driver(Protocol):
     def batches_in_epoch(self) -> int:
         """Number of batches that this worker has trained on in this epoch."""
 
+    @property
+    def epoch_made(self) -> float | None:
+        """The share of this epoch's progress that is made; None: progress does not end epochs."""
+
     def state(self) -> dict[str, Any] | None:
         """Return this worker's position in its epoch."""
 

@@ -9,6 +9,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import whole_number
+from nnlo_keras._callbacks._driver import Driver
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import schedule_of, synchronise
 from nnlo_keras._wrapper import wrapper_of
@@ -23,7 +24,8 @@ class WarmUp(RankCallback):
     batches in `epochs` epochs of this worker, or `steps`. It acts where the optimizer runs: the centre is
     stepped with the rate that the sending worker has reached. While warming up it overrides other callbacks
     that set the rate; then they take over. r does not depend on the number of workers: compile with a rate
-    that suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2)
+    that suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2) Where progress ends epochs (see
+    `Steady`), it follows progress: `epochs` are worth those of one process, and `steps` its batches.
 
     A resumed training (`Checkpoint`, `fit(initial_epoch=...)`) continues warming up where it was.
 
@@ -69,9 +71,23 @@ class WarmUp(RankCallback):
                 f"WarmUp(epochs={self.epochs!r}) does not know how many batches an epoch of this data has; "
                 "pass steps_per_epoch to fit(), or use WarmUp(steps=...)"
             )
-        self._total = self.epochs * steps if self.steps is None else self.steps
-        self._before = self._in_epoch = 0
+        self._total: float = self.epochs * steps if self.steps is None else self.steps
+        self._before: float = 0
+        self._in_epoch: float = 0
         self._warm: bool | None = None  # set as the first epoch begins
+
+    def after_start(self, distribute: Driver | None) -> None:
+        """Count batches of one process where progress ends epochs."""
+        super().after_start(distribute)
+        if self.steps is not None and self._made is not None and self.team is not None:
+            self._total = self.steps / self.team.share[1]
+
+    @property
+    def _made(self) -> float | None:
+        """The batches of an epoch of this worker that its progress is worth; None: they are counted."""
+        steps = self.params.get("steps")
+        made = None if self.distribute is None or not steps else self.distribute.epoch_made
+        return None if made is None else made * steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Count the batches of the previous epochs."""
@@ -85,11 +101,13 @@ class WarmUp(RankCallback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Set the rate of this batch."""
         if not self._warm:
-            self._set((self._before + batch) / self._total)
+            made = self._made
+            self._set((self._before + (batch if made is None else made)) / self._total)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Count the batch."""
-        self._in_epoch = batch + 1
+        made = self._made
+        self._in_epoch = batch + 1 if made is None else made
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Let other callbacks take over after the warm-up."""

@@ -159,13 +159,13 @@ def test_the_first_trial_has_the_defaults_that_can_be_searched():
         "kind": ["steep", "flat"],
         "rest": (0.0, 1.0),  # None is no number
         "batch": {"low": 50, "high": 200, "step": 50},
-        "mode": ["easgd", "downpour"],
+        "mode": ["easgd", "steady"],
         "every": {"low": 1, "high": 20, "when": {"mode": "easgd"}},
         "optimizer": ["adam", "sgd"],
         "learning_rate": (1e-3, 0.1, "log"),
         "momentum": {"low": 0.0, "high": 0.9, "step": 0.1, "when": {"optimizer": "sgd"}},
     }
-    plain = {"width": 64, "kind": "flat", "batch": 100, "mode": "downpour", "optimizer": "sgd"}
+    plain = {"width": 64, "kind": "flat", "batch": 100, "mode": "steady", "optimizer": "sgd"}
     space = space_of(table, "x", make)
     assert defaults(space, {}, make) == plain | {"momentum": 0.0}
     assert defaults(space, {}, make, learning_rate=0.01)["learning_rate"] == 0.01

@@ -71,3 +71,46 @@ def test_every_rank_has_the_parameters_of_the_equations_after_every_step(name, c
     for seen in ranks:
         for step, (one, other) in enumerate(zip(seen, simulated(name, clip=clip), strict=True)):
             assert np.abs(one - other).max() < TOLERANCE_OF_ADAM, step
+
+
+def simulated_with_server(name):
+    """One group of all ranks beside a server: the gain from the mean gradients of neighbouring steps."""
+    rule = simulation.Steady(optimizer_of(name, hat=False), 1, memory=2.0, brake=0)
+    c, found = initial().astype(np.float64), []
+    for one in zip(*map(batches_of, range(RANKS)), strict=True):
+        weights = [len(batch) for batch in one]
+        own = [gradient(c, batch) for batch in one]
+        mean = sum(g * w for g, w in zip(own, weights, strict=True)) / sum(weights)
+        rule.largest = max(rule.largest, sum(weights))
+        g, scale = rule.scaled(mean, 1, RANKS * sum(weights) / rule.largest)
+        c, _ = rule.paced(c, g, 1, scale)
+        found.append((c, scale))
+    return found
+
+
+@pytest.mark.parametrize("name", ["momentum", "sgd", "nesterov", "adam"])
+def test_a_group_with_a_server_measures_its_gain_from_neighbouring_steps(name):
+    def program(world):
+        torch.set_num_threads(1)
+        model = torch_runs.Network()
+        plain = torch_runs.optimizer_of(name, model)
+        optimizer = nt.Steady(plain, model=model, world=world, group_size=RANKS, passes="fixed")
+        batches = [] if optimizer.serves else map(torch_runs.tensors, batches_of(optimizer.share[0]))
+        seen = []
+        for batch in optimizer.epoch(list(batches)):
+            optimizer.zero_grad()
+            torch_runs.loss_of(model, batch).backward()
+            optimizer.step()
+            seen.append(model.weights())
+        optimizer.close()
+        return seen, optimizer.report().progress
+
+    with MemoryCluster(RANKS + 1) as cluster:
+        (_, progress), *ranks = cluster.run(program, timeout_s=60)
+    expected = simulated_with_server(name)
+    assert max(scale for _, scale in expected) > 1.1  # else nothing is scaled
+    for seen, _ in ranks:
+        for step, (one, (other, _)) in enumerate(zip(seen, expected, strict=True)):
+            assert np.abs(one - other).max() < TOLERANCE_OF_ADAM, step
+    assert progress is not None
+    assert progress > STEPS * BATCH

@@ -96,10 +96,7 @@ def train(world, start, optimizer, callbacks=(), model=cases.dense, **options):
 
 def large(start, optimizer, ranks, world=None, **options):
     """The same with one rank in place of a group, and batches as large as those of all its ranks."""
-    if world is not None and world.rank == 0:
-        data = X[:1], Y[:1]
-    else:
-        data = X, Y
+    data = (X[:1], Y[:1]) if world is not None and world.rank == 0 else (X, Y)
     net = cases.dense()
     net.set_weights(start)
     callbacks = [] if world is None else [nk.Distribute(world=world)]

@@ -133,7 +133,7 @@ class Settings:
         TRAINING, "stop when a metric reaches this, e.g. 'val_accuracy > 0.9'", "CONDITION"
     )
 
-    mode: str = option(GROUP, "how workers and centre exchange", default="downpour", choices=tuple(MODES))
+    mode: str = option(GROUP, "how workers and centre exchange", default="steady", choices=tuple(MODES))
     algorithm: dict[str, Any] = field(default_factory=dict, metadata={"options": MODE_OPTIONS})
 
     servers: int = option(
