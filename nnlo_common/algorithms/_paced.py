@@ -80,7 +80,7 @@ class _Factors(NamedTuple):
     """The numbers of a commit for one stretch.
 
     m <- forget m + take g + pull x;  with Adam v too, and d the quotient;  x <- keep x - rate d;  ahead: x -
-    lead d.
+    rate lead d.
     """
 
     stretch: Stretch
@@ -157,7 +157,8 @@ class PacedOptimizer(Stateful):
             if factors is None or not factors.lead:
                 np.copyto(out[place], x[place])
             else:
-                ahead = np.multiply(self._direction(place, factors), factors.lead, out=self._rows(place)[1])
+                far = factors.rate * factors.lead
+                ahead = np.multiply(self._direction(place, factors), far, out=self._rows(place)[1])
                 np.subtract(x[place], ahead, out=out[place])
 
     def _covering(
@@ -188,9 +189,9 @@ class PacedOptimizer(Stateful):
             correction = math.sqrt(1 - one.beta2**self.steps)
             step = rate * scale * correction / (1 - bias)
             epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
-            return _Factors(one, forget, pace.shorter, decay, keep, step, step * lead, epsilon), bias
+            return _Factors(one, forget, pace.shorter, decay, keep, step, lead, epsilon), bias
         weight = scale * (1 - momentum) / (1 - one.momentum) / workers if one.momentum else scale
-        numbers = (forget, pace.shorter * weight, decay * weight, keep, rate, rate * lead, 0.0)
+        numbers = (forget, pace.shorter * weight, decay * weight, keep, rate, lead, 0.0)
         return _Factors(one, *numbers), self.bias
 
     def _within(self, part: slice) -> Iterator[tuple[slice, _Factors | None]]:
@@ -223,14 +224,17 @@ class PacedOptimizer(Stateful):
         if one.adaptive:
             v = self.square[place]
             np.multiply(v, one.beta2, out=v)
-            np.multiply(np.multiply(g, 1 - one.beta2, out=first), g, out=first)
-            np.add(v, first, out=v)
+            # The square of one vector is faster than a product of two.
+            np.multiply(g, math.sqrt(1 - one.beta2), out=first)
+            np.add(v, np.square(first, out=first), out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
-        direction = self._direction(place, factors)
-        np.subtract(x, np.multiply(direction, factors.rate, out=second), out=x)
+        step = np.multiply(
+            self._direction(place, factors), factors.rate, out=first if one.adaptive else second
+        )
+        np.subtract(x, step, out=x)
         if factors.lead:
-            np.subtract(x, np.multiply(direction, factors.lead, out=second), out=g)
+            np.subtract(x, np.multiply(step, factors.lead, out=step), out=g)
         else:
             np.copyto(g, x)
 
