@@ -90,7 +90,8 @@ class Message(NamedTuple):
             DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
-        mark: read it as `keeps_parameters`, `refreshes`, `last_pull`, `cancelled` or `final`, by the kind.
+        mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
+            kind.
         samples: requests: the number of samples the sender has taken so far; read it as `progress` in
             replies.
         vector: the numbers, if the kind has any.
@@ -148,6 +149,11 @@ class Message(NamedTuple):
     @property
     def refreshes(self) -> bool:
         """VIEW: the worker continues from the centre it gets; otherwise it only looks."""
+        return self.mark
+
+    @property
+    def looks(self) -> bool:
+        """PULL from a worker: it only looks, at the centre itself, not at the rule's reply."""
         return self.mark
 
     @property
