@@ -171,6 +171,10 @@ class Message(NamedTuple):
         """CENTER to another server: no worker is awaited any more."""
         return self.mark
 
+    def with_vector(self, vector: Vector) -> Message:
+        """Return the message with another vector."""
+        return Message(*self[:10], vector, self.pause)
+
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"
         return (

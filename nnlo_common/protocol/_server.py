@@ -479,7 +479,7 @@ class Server:
             raise self.story.error(
                 f"rank {message.sender} sent a vector that cannot be read ({error}); have all ranks one wire?"
             ) from None
-        return Received(message._replace(vector=vector), event.frame)
+        return Received(message.with_vector(vector), event.frame)
 
     def _packed(self, event: Received, center: Vector) -> Vector:
         """Return what a reply sends in place of the vector in the request's frame."""

@@ -441,7 +441,7 @@ class ShardClient:
             raise self.story.error(
                 f"rank {message.sender} sent a vector that cannot be read: {error}"
             ) from None
-        return Received(message._replace(vector=vector), frame)
+        return Received(message.with_vector(vector), frame)
 
     def _seen(self, event: Received) -> list[Action]:
         assert self._look_into is not None  # look has set it

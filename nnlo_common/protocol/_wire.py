@@ -28,6 +28,8 @@ which no format may round; the numbers.
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -49,6 +51,7 @@ _BLOCK = 1 << 15
 # A shorter vector travels in float32: it would gain nothing.
 _LEAST = 64
 _HEAD = 8
+_UPPER = int(sys.byteorder == "little")  # the place of a float32's upper half
 
 
 class _Format(ABC):
@@ -64,48 +67,20 @@ class _Format(ABC):
     def most(self, size: int) -> int:
         """Return the most bytes that `size` numbers need."""
 
-    @abstractmethod
-    def pack(self, y: Vector, body: Bytes, sent: int) -> int:
-        """Write `y` down, leave y - Q(y) in it, and return how many bytes that needs.
-
-        Args:
-            y: the numbers.
-            body: at least `most` bytes.
-            sent: how many vectors this stream has sent before.
-        """
-
-    @abstractmethod
-    def add(self, body: Bytes, out: Vector) -> None:
-        """Add what `pack` wrote to `out`.
-
-        Raises:
-            ValueError: it was not written by `pack` for so many numbers.
-        """
-
 
 class _InBlocks(_Format):
-    """Writes each number down in turn; so the work is done block by block, in the cache."""
+    """Writes each number down in turn; so the work is done block by block, in the cache.
 
-    def pack(self, y: Vector, body: Bytes, sent: int) -> int:  # noqa: ARG002
-        """Write all blocks."""
-        for block in blocks(slice(0, y.size), _BLOCK):
-            self.pack_block(y[block], body, block, y.size)
-        return self.most(y.size)
-
-    def add(self, body: Bytes, out: Vector) -> None:
-        """Add all blocks."""
-        if body.size != -(-self.most(out.size) // 4) * 4:
-            raise ValueError(f"it has {body.size} bytes for {out.size} numbers")
-        for block in blocks(slice(0, out.size), _BLOCK):
-            self.add_block(body, block, out)
+    `spare` is memory for a block.
+    """
 
     @abstractmethod
-    def pack_block(self, y: Vector, body: Bytes, block: slice, size: int) -> None:
-        """Write one block, of a vector of `size` numbers, where it belongs; leave what is lost."""
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+        """Write one block `y`, of a vector of `size` numbers, where it belongs, and leave y - Q(y) in it."""
 
     @abstractmethod
-    def add_block(self, body: Bytes, block: slice, out: Vector) -> None:
-        """Add one block to `out`."""
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
+        """Add one block to `out`, which is the whole vector."""
 
 
 class _BFloat16(_InBlocks):
@@ -117,18 +92,20 @@ class _BFloat16(_InBlocks):
         """Return two bytes for each."""
         return 2 * size
 
-    def pack_block(self, y: Vector, body: Bytes, block: slice, size: int) -> None:
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
         """Add half of the last place that is kept, and cut."""
-        bits = y.view(np.uint32) + np.uint32(0x8000)  # infinity stays so, and NaN stays NaN
-        bits &= np.uint32(0xFFFF0000)
-        body[: 2 * size].view(np.uint16)[block] = bits >> np.uint32(16)
-        np.subtract(y, bits.view(np.float32), out=y)
+        bits = spare.view(np.uint32)
+        np.add(y.view(np.uint32), np.uint32(0x8000), out=bits)  # infinity and NaN stay what they are
+        body[: 2 * size].view(np.uint16)[block] = bits.view(np.uint16)[_UPPER::2]
+        np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
+        np.subtract(y, spare, out=y)
 
-    def add_block(self, body: Bytes, block: slice, out: Vector) -> None:
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
         """Put the bits back in their place."""
-        bits = body[: 2 * out.size].view(np.uint16)[block].astype(np.uint32)
-        bits <<= np.uint32(16)
-        out[block] += bits.view(np.float32)
+        bits = spare.view(np.uint32)
+        np.copyto(bits, body[: 2 * out.size].view(np.uint16)[block])
+        np.left_shift(bits, np.uint32(16), out=bits)
+        np.add(out[block], spare, out=out[block])
 
 
 class _Float16(_InBlocks):
@@ -141,18 +118,20 @@ class _Float16(_InBlocks):
         """Return two bytes for each."""
         return 2 * size
 
-    def pack_block(self, y: Vector, body: Bytes, block: slice, size: int) -> None:
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
         """Round what is limited; NaN stays NaN."""
-        limited = np.clip(y, -self._LARGEST, self._LARGEST)
+        np.clip(y, -self._LARGEST, self._LARGEST, out=spare)
         if not np.isfinite(y).all():  # nobody may overlook infinity
-            limited[np.isinf(y)] = np.nan
-        half = limited.astype(np.float16)
-        body[: 2 * size].view(np.float16)[block] = half
-        np.subtract(y, half.astype(np.float32), out=y)
+            spare[np.isinf(y)] = np.nan
+        half = body[: 2 * size].view(np.float16)[block]
+        np.copyto(half, spare, casting="same_kind")
+        np.copyto(spare, half)
+        np.subtract(y, spare, out=y)
 
-    def add_block(self, body: Bytes, block: slice, out: Vector) -> None:
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
         """Widen, which is exact."""
-        out[block] += body[: 2 * out.size].view(np.float16)[block].astype(np.float32)
+        np.copyto(spare, body[: 2 * out.size].view(np.float16)[block])
+        np.add(out[block], spare, out=out[block])
 
 
 class _Int8(_InBlocks):
@@ -167,37 +146,44 @@ class _Int8(_InBlocks):
         """Return one byte for each, and four for a scale; a last row that is not full is one, too."""
         return 4 * -(-size // self._ROW) + size
 
-    def pack_block(self, y: Vector, body: Bytes, block: slice, size: int) -> None:
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
         """Divide each row by its largest number."""
-        for rows, scales, steps in self._rows(y, body, block, size):
-            np.divide(np.maximum(rows.max(1), -rows.min(1)), self._STEPS, out=scales)
+        for rows, scales, steps, whole in self._rows(y, body, block, size, spare):
+            np.abs(rows, out=whole)
+            np.divide(whole.max(1), self._STEPS, out=scales)
             scales[scales < self._TINY] = 0
-            whole = rows * np.where(scales == 0, np.float32(0), 1 / scales)[:, None]
+            np.multiply(rows, np.where(scales == 0, np.float32(0), 1 / scales)[:, None], out=whole)
             np.rint(whole, out=whole)
             np.copyto(steps, whole, casting="unsafe")  # NaN stays NaN by its scale
-            whole *= scales[:, None]
+            np.multiply(whole, scales[:, None], out=whole)
             np.subtract(rows, whole, out=rows)
 
-    def add_block(self, body: Bytes, block: slice, out: Vector) -> None:
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
         """Multiply each row by its scale."""
-        for rows, scales, steps in self._rows(out[block], body, block, out.size):
-            np.add(rows, steps.astype(np.float32) * scales[:, None], out=rows)
+        for rows, scales, steps, whole in self._rows(out[block], body, block, out.size, spare):
+            np.copyto(whole, steps)
+            np.multiply(whole, scales[:, None], out=whole)
+            np.add(rows, whole, out=rows)
 
     def _rows(
-        self, numbers: Vector, body: Bytes, block: slice, size: int
-    ) -> Iterator[tuple[Vector, Vector, npt.NDArray[np.int8]]]:
-        """Yield the full rows of a block, then the one that is not full: numbers, scales, whole numbers."""
+        self, numbers: Vector, body: Bytes, block: slice, size: int, spare: Vector
+    ) -> Iterator[tuple[Vector, Vector, npt.NDArray[np.int8], Vector]]:
+        """Yield the full rows of a block, then the one that is not full.
+
+        Of each: its numbers, scales and whole numbers, and spare memory.
+        """
         width, rows = self._ROW, -(-size // self._ROW)
         scales = body[: 4 * rows].view(np.float32)[block.start // width :]
         steps = body[4 * rows : 4 * rows + size].view(np.int8)[block]
         full = numbers.size // width
         stop = full * width
-        if full:
-            shape = (full, width)
-            yield numbers[:stop].reshape(shape), scales[:full], steps[:stop].reshape(shape)
-        if stop < numbers.size:
-            shape = (1, numbers.size - stop)
-            yield numbers[stop:].reshape(shape), scales[full : full + 1], steps[stop:].reshape(shape)
+        for part, count, shape in (
+            (slice(0, stop), slice(0, full), (full, width)),
+            (slice(stop, None), slice(full, full + 1), (1, numbers.size - stop)),
+        ):
+            if math.prod(shape):
+                found = [one[part].reshape(shape) for one in (numbers, spare)]
+                yield found[0], scales[count], steps[part].reshape(shape), found[1]
 
 
 class _TopK(_Format):
@@ -216,8 +202,14 @@ class _TopK(_Format):
         return 4 + 8 * self._count(size, 0)
 
     def pack(self, y: Vector, body: Bytes, sent: int) -> int:
-        """Write the places and the numbers there; 0 is left of them."""
-        places = self._largest(np.abs(y), self._count(y.size, sent)).astype(np.uint32)
+        """Write the largest of `y` and their places; 0 is left of them. Return how many bytes that needs.
+
+        Args:
+            y: the numbers.
+            body: at least `most` bytes.
+            sent: how many vectors this stream has sent before.
+        """
+        places = self._largest(y, self._count(y.size, sent)).astype(np.uint32)
         stop = 4 + 4 * places.size
         body[:4].view(np.uint32)[0] = places.size
         body[4:stop].view(np.uint32)[:] = places
@@ -226,7 +218,11 @@ class _TopK(_Format):
         return stop + 4 * places.size
 
     def add(self, body: Bytes, out: Vector) -> None:
-        """Add the numbers at their places."""
+        """Add the numbers at their places.
+
+        Raises:
+            ValueError: it was not written by `pack` for so many numbers.
+        """
         count = int(body[:4].view(np.uint32)[0]) if body.size >= 4 else -1
         if body.size != 4 + 8 * count:
             raise ValueError(f"it has {body.size} bytes for {count} places")
@@ -243,22 +239,25 @@ class _TopK(_Format):
         part = self.FIRST * (self.LATER / self.FIRST) ** min(1.0, sent / self.WARM_UP)
         return max(1, int(size * part))
 
-    def _largest(self, sizes: Vector, count: int) -> npt.NDArray[np.int64]:
+    def _largest(self, y: Vector, count: int) -> npt.NDArray[np.int64]:
         """Return the places of the largest, in order; NaN is larger than all."""
-        found: npt.NDArray[np.int64] = np.arange(sizes.size)
-        if sizes.size > 4 * self._SAMPLE:
+        found: npt.NDArray[np.int64] = np.arange(0)
+        if y.size > 4 * self._SAMPLE:
             # A limit that about a half more than wanted exceed; the rest is not looked at.
-            sample = np.sort(sizes[:: sizes.size // self._SAMPLE])
-            limit = sample[-min(sample.size, 1 + 3 * count * sample.size // (2 * sizes.size))]
-            above = np.flatnonzero(~(sizes < limit))
-            found = above if above.size >= count else found
+            sample = np.sort(np.abs(y[:: y.size // self._SAMPLE]))
+            limit = sample[-min(sample.size, 1 + 3 * count * sample.size // (2 * y.size))]
+            every = blocks(slice(0, y.size), _BLOCK)
+            above = [np.flatnonzero(~(np.abs(y[block]) < limit)) + block.start for block in every]
+            found = np.concatenate(above)
+        if found.size < count:
+            found = np.arange(y.size)
         if found.size > count:
-            found = found[np.argpartition(sizes[found], found.size - count)[-count:]]
+            found = found[np.argpartition(np.abs(y[found]), found.size - count)[-count:]]
         found.sort()
         return found
 
 
-_FORMATS: Mapping[str, _Format] = {
+_FORMATS: Mapping[str, _InBlocks | _TopK] = {
     "bfloat16": _BFloat16(),
     "float16": _Float16(),
     "int8": _Int8(),
@@ -294,7 +293,7 @@ class _Stream(Stateful):
 
     def __init__(
         self,
-        way: _Format,
+        way: _InBlocks | _TopK,
         size: int,
         reference: Vector | None,
         *,
@@ -307,6 +306,7 @@ class _Stream(Stateful):
         self.residual: Vector = np.zeros(size if keeps else 0, np.float32)
         self.sent = 0
         self._start = _HEAD + -(-marks.size // 32) * 4
+        self._y, self._spare = np.zeros((2, min(size, _BLOCK)), np.float32)
 
     def most(self) -> int:
         """Return how many float32 numbers have room for a packed vector."""
@@ -319,34 +319,17 @@ class _Stream(Stateful):
         if self.reference.size:
             np.copyto(self.reference, value)
 
-    def pack(self, value: Vector, room: Vector, spare: Vector) -> Vector:
-        """Write a vector into `room`; return the part that it takes.
-
-        Args:
-            value: the vector; it may be `spare`.
-            room: at least `most` numbers; no part of `value`.
-            spare: is overwritten where there is no residual.
-        """
+    def pack(self, value: Vector, room: Vector) -> Vector:
+        """Write a vector into `room`, which has `most` numbers; return the part that it takes."""
         raw = room.view(np.uint8)
         raw[:_HEAD].view(np.uint32)[:] = self._way.code, self._size
-        y = self.residual if self.residual.size else spare
-        there = value[self._marks] > 0
-        if self.residual.size:
-            y += value
-        elif y is not value:
-            np.copyto(y, value)
-        if self.reference.size:
-            y -= self.reference
-        y[self._marks] = 0
         raw[_HEAD : self._start] = 0
-        bits = np.packbits(there)
+        bits = np.packbits(value[self._marks] > 0)
         raw[_HEAD : _HEAD + bits.size] = bits
         with _quietly():
-            used = self._start + self._way.pack(y, raw[self._start :], self.sent)
-            stop = -(-used // 4)
-            raw[used : 4 * stop] = 0
-            if self._follows:  # by the same code as the receiver, so that both have the same bits
-                self._way.add(raw[self._start : 4 * stop], self.reference)
+            used = self._start + self._pack(value, raw[self._start :])
+        stop = -(-used // 4)
+        raw[used : 4 * stop] = 0
         self.sent += 1
         return room[:stop]
 
@@ -359,18 +342,47 @@ class _Stream(Stateful):
         raw = packed.view(np.uint8)
         if raw.size < self._start or tuple(raw[:_HEAD].view(np.uint32)) != (self._way.code, self._size):
             raise ValueError("it has another format or length")
-        body = raw[self._start :]
-        if self._follows:
-            with _quietly():
-                self._way.add(body, self.reference)
-            np.copyto(out, self.reference)
-        else:
-            np.copyto(out, self.reference if self.reference.size else np.float32(0))
-            with _quietly():
-                self._way.add(body, out)
+        with _quietly():
+            self._unpack(raw[self._start :], out)
         if self._marks.size:
             there = np.unpackbits(raw[_HEAD : self._start], count=self._marks.size)
             out[self._marks] = there * PRESENT
+
+    def _pack(self, value: Vector, body: Bytes) -> int:
+        way = self._way
+        if isinstance(way, _TopK):  # which keeps a residual, of steps
+            self.residual += value
+            return way.pack(self.residual, body, self.sent)
+        for block in blocks(slice(0, self._size), _BLOCK):
+            y, spare = (one[: block.stop - block.start] for one in (self._y, self._spare))
+            if self.reference.size:
+                np.subtract(value[block], self.reference[block], out=y)
+            else:
+                np.copyto(y, value[block])
+            if self.residual.size:
+                np.add(y, self.residual[block], out=y)
+            way.pack(y, body, block, self._size, spare)
+            if self.residual.size:
+                np.copyto(self.residual[block], y)
+            if self._follows:  # by the same code as the receiver, so that both have the same bits
+                way.add(body, block, self.reference, spare)
+        return way.most(self._size)
+
+    def _unpack(self, body: Bytes, out: Vector) -> None:
+        way = self._way
+        if isinstance(way, _TopK):
+            out[:] = 0
+            way.add(body, out)
+            return
+        if body.size != -(-way.most(self._size) // 4) * 4:
+            raise ValueError(f"it has {body.size} bytes for {self._size} numbers")
+        for block in blocks(slice(0, self._size), _BLOCK):
+            spare = self._spare[: block.stop - block.start]
+            if self._follows:
+                way.add(body, block, self.reference, spare)
+            out[block] = self.reference[block] if self.reference.size else 0
+            if not self._follows:
+                way.add(body, block, out, spare)
 
 
 class WireEnd:
@@ -413,14 +425,14 @@ class WireEnd:
 
     def pack(self, vector: Vector, room: Vector) -> Vector:
         """Write a vector into `room`; return the part that it takes. The vector keeps its numbers."""
-        return self._out.pack(vector, room, self._wire.spare)
+        return self._out.pack(vector, room)
 
     def pack_in_place(self, frame: Frame) -> Vector:
         """Write the vector in a frame down in its place; return the part that it takes."""
         vector = frame.vector[: self._wire.size]
         if self._replies_are_starts:
             np.copyto(self.up.reference, vector)
-        packed = self._out.pack(vector, self._wire.room, vector)
+        packed = self._out.pack(vector, self._wire.room)
         np.copyto(frame.vector[: packed.size], packed)
         return frame.vector[: packed.size]
 
@@ -498,7 +510,7 @@ class Wire:
                 mark for one, mark in ends if mark >= one.place.stop and place.start <= mark < place.stop
             }
             self.marks = np.array(sorted(unused), np.int64) - place.start
-        self._room = self._spare = np.zeros(0, np.float32)
+        self._room: Vector = np.zeros(0, np.float32)
 
     @property
     def packs(self) -> bool:
@@ -515,13 +527,6 @@ class Wire:
         if not self._room.size:
             self._room = np.zeros(self.size + _LEAST, np.float32)
         return self._room
-
-    @property
-    def spare(self) -> Vector:
-        """Memory for a vector, for a moment."""
-        if not self._spare.size:
-            self._spare = np.zeros(self.size, np.float32)
-        return self._spare
 
 
 #: All vectors travel unchanged.
