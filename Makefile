@@ -26,6 +26,9 @@ unexport PYTHONPATH PYTHONHOME
 pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 say = @printf '== %s\n'
 
+# What `make gpu` runs on.
+GPU_PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,$(PYTHON))
+
 # How often `make strikes` kills, under both MPIs together, and what the strikes are drawn from.
 STRIKES   ?= 200
 SEED      ?= 6
@@ -60,7 +63,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench docs pictures packages generated check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench gpu docs pictures packages generated check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -124,6 +127,16 @@ bench: .venv/stamp-dev ## time exchanges beside a plain MPI ping-pong, and train
 		echo "== KERAS_BACKEND=$$backend mpiexec -n 2 python benchmarks/overhead_keras.py"; \
 		KERAS_BACKEND=$$backend .venv/bin/mpiexec -n 2 .venv/bin/python benchmarks/overhead_keras.py || exit; \
 	done
+
+# No environment of its own, and no network: the machine's own torch, which its GPU needs, with nnlo's other
+# requirements and pytest beside it.
+gpu: ## on a machine with a GPU: the tests marked gpu, and a benchmark (GPU_PYTHON=python3)
+	$(say) '$(GPU_PYTHON) -m pytest -m gpu tests/torch'
+	@PYTHONPATH='$(CURDIR)' $(test_env) NNLO_TEST_FRAMEWORKS=torch $(GPU_PYTHON) -m pytest -m gpu tests/torch \
+		|| [ $$? = 5 ]
+	$(say) '$(GPU_PYTHON) benchmarks/gpu.py --output build/gpu.json'
+	@mkdir -p build
+	@PYTHONPATH='$(CURDIR)' $(GPU_PYTHON) benchmarks/gpu.py --output build/gpu.json
 
 docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a broken link or name is an error
 	$(say) 'mkdocs build --strict'

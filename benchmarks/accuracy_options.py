@@ -32,6 +32,7 @@ def parser_of(text, data):
     parser.add_argument("--lag", type=int, help="exchanges in flight while a worker trains on")
     parser.add_argument("--group-size", type=int, help="ranks of each worker; each takes a batch of its own")
     parser.add_argument("--kappa", type=float, help="for gem: how much energy the workers may have")
+    parser.add_argument("--wire", help="how numbers travel between workers and servers")
     parser.add_argument("--data", help=data)
     parser.add_argument(
         "--validation",

@@ -35,7 +35,7 @@ def plain(chosen, parameters):
 
 
 def wrapper(chosen):
-    names = ("every", "group_size", "kappa", "lag")
+    names = ("every", "group_size", "kappa", "lag", "wire")
     given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     return partial(WRAPPERS[chosen.algorithm], **given)
 

@@ -28,6 +28,7 @@ class AGN(Wrapper):
         every: int = 10,
         local_learning_rate: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -41,6 +42,8 @@ class AGN(Wrapper):
             local_learning_rate: learning rate of a worker's local steps between exchanges; without it,
                 your optimizer's.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -61,6 +64,7 @@ class DiLoCo(Wrapper):
         outer_learning_rate: float = 0.7,
         outer_momentum: float = 0.9,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -74,6 +78,8 @@ class DiLoCo(Wrapper):
             outer_learning_rate: learning rate of the outer SGD.
             outer_momentum: momentum of the outer SGD.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -96,6 +102,7 @@ class Downpour(Wrapper):
         local: float | Any | None = None,
         warm_start: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -112,6 +119,8 @@ class Downpour(Wrapper):
                 an optimizer of the framework over the same parameters.
             warm_start: commits of the first worker before the others join.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -130,6 +139,7 @@ class DynSGD(Wrapper):
         *,
         every: int = 1,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -141,6 +151,8 @@ class DynSGD(Wrapper):
             optimizer: yours; it runs on the server.
             every: steps of a worker between exchanges.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -166,6 +178,7 @@ class EAMSGD(Wrapper):
         sub_every: int = 10,
         sub_alpha: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -185,6 +198,8 @@ class EAMSGD(Wrapper):
             sub_every: exchanges of a sub-server's workers between two of its own.
             sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -211,6 +226,7 @@ class EASGD(Wrapper):
         sub_every: int = 10,
         sub_alpha: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -230,6 +246,8 @@ class EASGD(Wrapper):
             sub_every: exchanges of a sub-server's workers between two of its own.
             sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -251,6 +269,7 @@ class GEM(Wrapper):
         clip: float | None = 5.0,
         primed: bool = True,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -266,6 +285,8 @@ class GEM(Wrapper):
             clip: upper bound of pi, how much larger than the gradient's a step may be.
             primed: take the first centre as the first stale centre.
             lag: delay of the gradients, in steps.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -285,6 +306,7 @@ class LocalSGD(Wrapper):
         every: int = 10,
         warmup: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -297,6 +319,8 @@ class LocalSGD(Wrapper):
             every: steps of a worker between exchanges.
             warmup: number of first steps that are each averaged.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -319,6 +343,7 @@ class Steady(Wrapper):
         memory: float | None = None,
         brake: float = 1.5,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -334,6 +359,8 @@ class Steady(Wrapper):
             memory: least steps of a worker that the momentum remembers; else 4, or 2 together.
             brake: most length of a gradient, in running root mean squares; 0: any.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.
@@ -352,6 +379,7 @@ class Synchronous(Wrapper):
         *,
         backup: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
@@ -363,6 +391,8 @@ class Synchronous(Wrapper):
             optimizer: yours; it runs on the server.
             backup: number of slowest workers that a commit does not wait for.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
                 optimizer steps on each with the mean gradient: synchronous data parallelism without a
                 centre.

@@ -32,6 +32,7 @@ class AGN(Wrapper):
         every: int = 10,
         local_learning_rate: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -47,6 +48,8 @@ class AGN(Wrapper):
             local_learning_rate: learning rate of a worker's local steps between exchanges; without it,
                 your optimizer's.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -71,6 +74,7 @@ class DiLoCo(Wrapper):
         outer_learning_rate: float = 0.7,
         outer_momentum: float = 0.9,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -86,6 +90,8 @@ class DiLoCo(Wrapper):
             outer_learning_rate: learning rate of the outer SGD.
             outer_momentum: momentum of the outer SGD.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -112,6 +118,7 @@ class Downpour(Wrapper):
         local: float | Optimizer | None = None,
         warm_start: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -130,6 +137,8 @@ class Downpour(Wrapper):
                 an optimizer of the framework over the same parameters.
             warm_start: commits of the first worker before the others join.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -152,6 +161,7 @@ class DynSGD(Wrapper):
         *,
         every: int = 1,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -165,6 +175,8 @@ class DynSGD(Wrapper):
             optimizer: yours; it runs on the server.
             every: steps of a worker between exchanges.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -194,6 +206,7 @@ class EAMSGD(Wrapper):
         sub_every: int = 10,
         sub_alpha: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -215,6 +228,8 @@ class EAMSGD(Wrapper):
             sub_every: exchanges of a sub-server's workers between two of its own.
             sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -245,6 +260,7 @@ class EASGD(Wrapper):
         sub_every: int = 10,
         sub_alpha: float | None = None,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -266,6 +282,8 @@ class EASGD(Wrapper):
             sub_every: exchanges of a sub-server's workers between two of its own.
             sub_alpha: the moving rate of sub-servers, with the top server; else from beta.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -291,6 +309,7 @@ class GEM(Wrapper):
         clip: float | None = 5.0,
         primed: bool = True,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -308,6 +327,8 @@ class GEM(Wrapper):
             clip: upper bound of pi, how much larger than the gradient's a step may be.
             primed: take the first centre as the first stale centre.
             lag: delay of the gradients, in steps.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -331,6 +352,7 @@ class LocalSGD(Wrapper):
         every: int = 10,
         warmup: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -345,6 +367,8 @@ class LocalSGD(Wrapper):
             every: steps of a worker between exchanges.
             warmup: number of first steps that are each averaged.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -371,6 +395,7 @@ class Steady(Wrapper):
         memory: float | None = None,
         brake: float = 1.5,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -388,6 +413,8 @@ class Steady(Wrapper):
             memory: least steps of a worker that the momentum remembers; else 4, or 2 together.
             brake: most length of a gradient, in running root mean squares; 0: any.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
@@ -410,6 +437,7 @@ class Synchronous(Wrapper):
         *,
         backup: int = 0,
         lag: int = 0,
+        wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
@@ -423,6 +451,8 @@ class Synchronous(Wrapper):
             optimizer: yours; it runs on the server.
             backup: number of slowest workers that a commit does not wait for.
             lag: exchanges that may be under way while the worker trains on.
+            wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
+                'int8' or 'topk'.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps

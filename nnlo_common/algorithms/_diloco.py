@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from nnlo_common.algorithms._localsgd import LocalSGDWorker
+from nnlo_common.algorithms._localsgd import TOPK_OF_ROUNDS, LocalSGDWorker
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
@@ -101,6 +101,7 @@ class DiLoCo(Algorithm):
     outer_optimizer: ClassVar[bool] = True
     weighs: ClassVar[bool] = True
     trains_in_rounds: ClassVar[bool] = True
+    refused_wires: ClassVar[Mapping[str, str]] = {"topk": TOPK_OF_ROUNDS}
 
     every: int = option(500, "steps of a worker between exchanges", least=1)
     outer_learning_rate: float = option(0.7, "learning rate of the outer SGD")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -138,6 +138,11 @@ class EASGD(Algorithm):
     """
 
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
+    sends: ClassVar[Literal["steps", "weights", "replaced"]] = "weights"
+    replies: ClassVar[Literal["center", "steps"]] = "steps"
+    refused_wires: ClassVar[Mapping[str, str]] = {
+        "topk": "the centre would pull at weights of long ago, which does not converge; use int8"
+    }
 
     every: int = option(10, "steps of a worker between exchanges", least=1)
     alpha: float | None = option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -193,6 +193,11 @@ class GEM(Algorithm):
 
     made_of: ClassVar[Literal["", "momentum", "nesterov"]] = "momentum"
     one_optimizer: ClassVar[str] = "its momentum moves all parameters in each step"
+    refused_wires: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("bfloat16", "float16", "int8", "topk"),
+        "its commit is scaled to the centre that it has just pulled, and a rounded one would exceed the "
+        "energy that it may have; leave it out",
+    )
 
     every: int = option(1, "batches whose gradients are averaged for one step", least=1)
     # Wrappers put the learning rate into the gradient.

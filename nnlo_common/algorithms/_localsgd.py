@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,7 +13,13 @@ from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contributio
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
 
-__all__ = ["LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]
+__all__ = ["TOPK_OF_ROUNDS", "LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]
+
+#: Why displacements do not travel as their largest numbers.
+TOPK_OF_ROUNDS = (
+    "what a worker keeps of a round would be added to that of many later rounds, and a sum of rounds "
+    "overshoots; use int8"
+)
 
 
 class LocalSGDWorker(WorkerRule):
@@ -82,9 +88,19 @@ class LocalSGD(Algorithm):
     optimizer_runs: ClassVar[Literal["center", "worker", "nowhere"]] = "worker"
     weighs: ClassVar[bool] = True
     trains_in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Literal["steps", "weights", "replaced"]] = "replaced"
+    refused_wires: ClassVar[Mapping[str, str]] = {"topk": TOPK_OF_ROUNDS}
 
     every: int = option(10, "steps of a worker between exchanges", least=1)
     warmup: int = option(0, "number of first steps that are each averaged", least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lag and self.wire != "float32":
+            self._refuse(
+                f"wire={self.wire!r} with lag={self.lag} is not possible: a worker sends how far it has come "
+                "from the last mean, which it does not have yet; leave one of them out"
+            )
 
     def steps_until_move(self) -> int:
         """Return H, or 0 with a warm-up: what is left of an epoch goes on in the next."""

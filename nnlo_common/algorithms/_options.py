@@ -66,6 +66,7 @@ class Declared:
         replaces: an option that has no effect beside this one, and the equation for that.
         elsewhere: why other algorithms do not have it, for people who ask for it there. It is one of a few
             that are left out of configurations and descriptions at their defaults.
+        quiet: it is left out of configurations and descriptions at its default.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Declared:
     fixed: Any = None
     replaces: tuple[str, str] | None = None
     elsewhere: str = ""
+    quiet: bool = False
 
     @property
     def wrapper_default(self) -> Any:

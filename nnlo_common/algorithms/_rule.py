@@ -384,6 +384,8 @@ class Algorithm(ABC):
             Kurth et al. 2018, arXiv:1810.01993). With lag L a step absorbs the reply to the exchange L
             before its own, so that L=1 hides one round trip behind one step; the first L exchanges
             change nothing.
+        wire: how numbers travel between workers and servers: unchanged, or smaller for slow links; what is
+            lost is sent later. See docs/wire.md.
     """
 
     #: Where the user's optimizer steps: at the centre, on each worker, or nowhere.
@@ -413,10 +415,23 @@ class Algorithm(ABC):
     #: Why a training cannot resume with another number of workers; empty where it can, from the centre.
     tied_to_workers: ClassVar[str] = ""
 
+    #: What a worker sends: "steps", which are added up; "weights", which a reply moves; or weights that the
+    #: reply "replaced". A compressed wire sends differences of weights, see `protocol/_wire.py`.
+    sends: ClassVar[Literal["steps", "weights", "replaced"]] = "steps"
+
+    #: What a server replies to it: the "center", or "steps" that move the worker.
+    replies: ClassVar[Literal["center", "steps"]] = "center"
+
+    #: Why a wire cannot carry its contributions, by wire.
+    refused_wires: ClassVar[Mapping[str, str]] = {}
+
     #: Options of the wrappers and of `nnlo train` that are no fields; `of_options` makes fields of them.
     shorthands: ClassVar[tuple[Declared, ...]] = ()
 
     lag: int = option(0, "exchanges that may be under way while the worker trains on", least=0)
+    wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = option(
+        "float32", "how numbers travel between workers and servers", quiet=True
+    )
 
     def __post_init__(self) -> None:
         for name, one in declared(type(self)).items():
@@ -424,6 +439,8 @@ class Algorithm(ABC):
             if not one.holds(value):
                 self._refuse(f"{name}={value!r} is not possible: it must be {one.expected}")
             object.__setattr__(self, name, one.exact(value))
+        if self.wire in self.refused_wires:
+            self._refuse(f"wire={self.wire!r} is not possible: {self.refused_wires[self.wire]}")
 
     # -- a rule in two halves -------------------------------------------------------------------------
 
@@ -519,7 +536,7 @@ class Algorithm(ABC):
         Example:
             >>> from nnlo_common import Downpour
             >>> list(Downpour.wrapper_options())
-            ['every', 'n_push', 'n_fetch', 'local', 'warm_start', 'lag']
+            ['every', 'n_push', 'n_fetch', 'local', 'warm_start', 'lag', 'wire']
         """
         every = (*cls.shorthands, *declared(cls).values())
         return {one.name: one for one in every if not one.absent}
@@ -561,10 +578,15 @@ class Algorithm(ABC):
     def describe(self) -> str:
         """Return one line, equal for equal options; ranks compare it before they start.
 
-        Without a tree it is as if no algorithm had one.
+        Without a tree it is as if no algorithm had one. A quiet option at its default is left out.
         """
         known, tree = declared(type(self)), self.tree()
-        shown = [one.name for one in fields(self) if tree or not known[one.name].elsewhere]
+        shown = [
+            one.name
+            for one in fields(self)
+            if (tree or not known[one.name].elsewhere)
+            and not (known[one.name].quiet and getattr(self, one.name) == one.default)
+        ]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def _refuse(self, problem: str) -> NoReturn:

@@ -331,6 +331,9 @@ class Steady(Algorithm):
     one_optimizer: ClassVar[str] = (
         "its gain compares neighbouring gradients of one loss, and counts a sample once"
     )
+    refused_wires: ClassVar[Mapping[str, str]] = {
+        "topk": "its gain compares neighbouring gradients, which then have few numbers in common; use int8"
+    }
 
     every: int = option(1, "steps of a worker between exchanges", least=1)
     passes: Literal["progress", "fixed"] = option(

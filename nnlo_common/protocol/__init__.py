@@ -18,6 +18,7 @@ from nnlo_common.protocol._query_wire import QUERY_NUMBERS
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
 from nnlo_common.protocol._sub_server import SubServer
+from nnlo_common.protocol._wire import Wire
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
 from nnlo_common.protocol._worker_records import AWAITED, Standing
 
@@ -61,5 +62,6 @@ __all__ = [
     "Story",
     "SubServer",
     "Wait",
+    "Wire",
     "Worker",
 ]

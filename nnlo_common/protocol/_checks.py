@@ -24,6 +24,10 @@ class ServerRecords(Protocol):
     staleness: Counter[int]
 
     @property
+    def of_any_size(self) -> Container[Kind]:
+        """The requests whose vector need not be as long as the centre."""
+
+    @property
     def handlers(self) -> Container[Kind]:
         """The requests that workers may send."""
 
@@ -51,7 +55,7 @@ def refused(server: ServerRecords, message: Message) -> str | None:
         problem = f"sent {found} sampled numbers; expected {server.rule.sampled}"
         if found == server.rule.sampled:
             return None
-    elif message.vector is not None and message.vector.size != size and kind is not Kind.OPTIONS:
+    elif message.vector is not None and message.vector.size != size and kind not in server.of_any_size:
         problem = (
             f"sent {message.vector.size} numbers for a centre of {size}; do all ranks build the same model?"
         )

@@ -90,7 +90,8 @@ class Message(NamedTuple):
             DROPPED.
         shard: the shard it is about.
         stop: replies: finish training now.
-        mark: read it as `keeps_parameters`, `refreshes`, `last_pull`, `cancelled` or `final`, by the kind.
+        mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
+            kind.
         samples: requests: the number of samples the sender has taken so far; read it as `progress` in
             replies.
         vector: the numbers, if the kind has any.
@@ -151,6 +152,11 @@ class Message(NamedTuple):
         return self.mark
 
     @property
+    def looks(self) -> bool:
+        """PULL from a worker: it only looks, at the centre itself, not at the rule's reply."""
+        return self.mark
+
+    @property
     def last_pull(self) -> bool:
         """PULL from another server: its last."""
         return self.mark
@@ -164,6 +170,10 @@ class Message(NamedTuple):
     def final(self) -> bool:
         """CENTER to another server: no worker is awaited any more."""
         return self.mark
+
+    def with_vector(self, vector: Vector) -> Message:
+        """Return the message with another vector."""
+        return Message(*self[:10], vector, self.pause)
 
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"

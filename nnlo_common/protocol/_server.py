@@ -19,11 +19,13 @@ from nnlo_common.protocol._events import Action, Event, Lost, Received, Release,
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
 from nnlo_common.protocol._waiting_requests import WaitingRequests
+from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 
 __all__ = ["Server"]
 
 _NO_WISH = (False, 0.0, False)
+_PACKED = (Kind.EXCHANGE, Kind.PUSH)  # what another wire packs
 
 
 class Server:
@@ -43,6 +45,7 @@ class Server:
         rate: the learning rate that replies send to workers; 0: none.
         pauses: pauses of all workers together; set `pauses.wanted` to request one.
         after_commit: called after each commit, before its replies are made; it may change the centre.
+        before_taking: called with each request that is allowed, before it changes anything; it may raise.
         handled: with `record`, the ranks whose requests were handled, in order. A replay needs only these
             lists of all shards.
 
@@ -68,15 +71,20 @@ class Server:
         other_servers: Iterable[int] = (),
         record: bool = False,
         by_parts: bool = False,
+        wire: Wire = PLAIN,
     ) -> None:
         self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
-        self.by_parts = by_parts
+        self.by_parts = by_parts and not wire.packs
+        self.of_any_size = {Kind.OPTIONS, *(_PACKED if wire.packs else ())}
+        self._wire = wire
+        self._wires: dict[int, WireEnd] = {}  # to each worker that has joined
         self.peers = Peers({worker: Peer() for worker in workers})
         self.awaited = len(self.peers)
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
         self.after_commit: Callable[[], object] | None = None
+        self.before_taking: Callable[[Message], object] = lambda message: None
         self.handled: list[int] | None = [] if record else None
         self.story = Story(f"server rank {rank}, shard {shard}")
         self._dropped: dict[int, float] = {}  # after how long a silence
@@ -152,6 +160,10 @@ class Server:
         problem = refused(self, message)
         if problem is not None:
             raise self.story.error(problem)
+        if self._wire.packs and message.kind in _PACKED:
+            event = self._unpacked(event)
+            message = event.message
+        self.before_taking(message)
         peer = self.peers[message.sender]
         if message.kind is not Kind.JOIN:
             peer.sequence = message.sequence
@@ -219,6 +231,7 @@ class Server:
             "progress_at": list(self.progress_at),
             "workers": {str(rank): peer for rank, peer in sorted(self.peers.states().items())},
             "pending": [kept(event.message) for event in self._waiting.contributions],
+            **({"wires": self._wire_states()} if self._wire.packs else {}),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -236,7 +249,17 @@ class Server:
                 f"{sorted(self.peers)}; resume with the same ranks"
             )
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
+        if self._wire.packs != ("wires" in state):
+            raise ConfigurationError(
+                f"{owner}: the state was saved with another wire than {self._wire.name!r}; resume with it"
+            )
+        wires = {
+            int(rank): (self._wire.end(serves=True), one) for rank, one in state.get("wires", {}).items()
+        }
+        for end, one in wires.values():
+            end.load(one)
         self._load_center(state)
+        self._wires = {rank: end for rank, (end, _) in wires.items()}
         self.progress_at = list(state["progress_at"])
         self.peers.update(peers)
         self._warm = any(peer.epochs for peer in peers.values())
@@ -265,6 +288,9 @@ class Server:
             peer.epochs = epochs
         known = [*self.progress_at, *[self.rule.progress] * (epochs + 1)]
         self.progress_at = known[: epochs + 1]
+
+    def _wire_states(self) -> State:
+        return {str(rank): end.state() for rank, end in self._wires.items()}
 
     def _load_center(self, state: Mapping[str, Any]) -> None:
         self.rule.load(state["rule"])
@@ -443,6 +469,30 @@ class Server:
         pushed = event.message.kind is Kind.PUSH
         return self._reply(event, with_vector=False) if pushed else self._center_to(event)
 
+    def _unpacked(self, event: Received) -> Received:
+        """Return a contribution with its vector as the worker has made it."""
+        message = event.message
+        assert message.vector is not None  # a contribution
+        try:
+            vector = self._wires[message.sender].unpack_in_place(message.vector, event.frame)
+        except (KeyError, ValueError) as error:  # of a resumed worker that this state does not know
+            raise self.story.error(
+                f"rank {message.sender} sent a vector that cannot be read ({error}); have all ranks one wire?"
+            ) from None
+        return Received(message.with_vector(vector), event.frame)
+
+    def _packed(self, event: Received, center: Vector) -> Vector:
+        """Return what a reply sends in place of the vector in the request's frame."""
+        request = event.message
+        if request.sender not in self.peers or request.shard != self.shard:
+            return center  # another server's
+        if request.kind is Kind.JOIN:
+            end = self._wires[request.sender] = self._wire.end(serves=True)
+            end.begin(center)
+        elif request.kind is Kind.EXCHANGE or (request.kind is Kind.PULL and not request.looks):
+            return self._wires[request.sender].pack_in_place(event.frame)
+        return center
+
     # -- commits and replies --------------------------------------------------------------------------
 
     def _move_by_parts(self, event: Received) -> Send:
@@ -506,6 +556,8 @@ class Server:
             self.peers[request.sender].unanswered -= 1
         if request.sender in self.other_servers:
             self._told[request.sender] = self._wishes()
+        if vector is not None and self._wire.packs:
+            vector = self._packed(event, vector)
         reply = Message(
             kind,
             self.rank,

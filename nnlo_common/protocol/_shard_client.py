@@ -17,6 +17,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Release, Send, Story
 from nnlo_common.protocol._messages import REPLIES, Kind, Message
 from nnlo_common.protocol._saved_messages import kept, restored
+from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 
 __all__ = ["ShardClient", "Phase", "Shard"]
 
@@ -47,6 +48,7 @@ _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, 
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
 _NOTHING = 2.0**-60  # a weight must be above 0; next to a step's weight this one vanishes in float32
 _CONTRIBUTIONS = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT})
+_NUMBERS = frozenset({Kind.EXCHANGE, Kind.PULL})  # answered by the rule's reply
 
 
 class ShardClient:
@@ -72,11 +74,18 @@ class ShardClient:
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
         sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
-        outgoing_frames: with a pipeline, the frames that contributions are sent from, in turn.
+        outgoing_frames: with a pipeline or a packed wire, the frames of contributions, in turn.
     """
 
     def __init__(
-        self, rank: int, shard: Shard, rule: WorkerRule, parameters: FlatVector, gradient: FlatVector
+        self,
+        rank: int,
+        shard: Shard,
+        rule: WorkerRule,
+        parameters: FlatVector,
+        gradient: FlatVector,
+        *,
+        wire: Wire = PLAIN,
     ) -> None:
         self.rank, self.shard, self.rule = rank, shard, rule
         self.parameters = shard.piece(parameters.vector)
@@ -103,7 +112,10 @@ class ShardClient:
         self._opened = 0  # exchanges opened
         self._absorbed = 0  # exchanges whose reply is absorbed
         depth = rule.pipeline + 1 if rule.pipeline else 0
+        self._wire = wire.end(serves=False) if wire.packs else None
         self.outgoing_frames = [Frame(self.parameters.size) for _ in range(depth)]
+        if self._wire is not None:
+            self.outgoing_frames = [Frame(self._wire.room()) for _ in range(rule.pipeline + 1)]
         self._sent_at: list[Vector] = []
         if rule.keeps_progress:
             self._sent_at = [np.empty_like(self.parameters) for _ in range(depth)]
@@ -212,7 +224,10 @@ class ShardClient:
         if ask in (Ask.EXCHANGE, Ask.PUSH):
             gradient = self.gradient
             vector = self.rule.outgoing(self.parameters, gradient)
-            if self.outgoing_frames and not (self.lent and vector is gradient):
+            if self._wire is not None:
+                frame = self.outgoing_frames[slot]
+                vector = self._wire.pack(vector, frame.vector)
+            elif self.outgoing_frames and not (self.lent and vector is gradient):
                 frame = self.outgoing_frames[slot]  # the worker trains on while this frame is sent
                 np.copyto(frame.vector, vector)
                 vector = frame.vector
@@ -251,6 +266,9 @@ class ShardClient:
                 f"rank {message.sender} replied to sequence {message.sequence}; "
                 f"expected a reply to {'no request' if sequence is None else sequence}"
             )
+        if self._wire is not None and asked in _NUMBERS and sequence != self._look_at:
+            event = self._unpacked(event, self._wire)
+            message = event.message
         self._check_reply(message, Kind.ACK if asked is Kind.PUSH else Kind.CENTER)
         self._asked.popleft()
         self._note(message)
@@ -332,6 +350,7 @@ class ShardClient:
             "asked": [[kind.name, sequence] for kind, sequence in self._asked],
             "replies": [kept(event.message) for event in self._replies],
             "sent_at": [self._sent_at[slot].copy() for slot in self._open_slots()],
+            **({} if self._wire is None else {"wire": self._wire.state()}),
         }
 
     def check(self, state: object) -> None:
@@ -341,9 +360,12 @@ class ShardClient:
         numbers = {"pulled_at": int, "sequence": int, "earlier": float}
         sent_at = [np.zeros(size, np.float32)]
         lists = {"asked": [list], "progress": [int], "replies": [Mapping], "sent_at": sent_at}
-        require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists)
+        wire = {} if self._wire is None else {"wire": Mapping}
+        require(owner, state, rule=Mapping, pipeline=self.rule.pipeline, **numbers, **lists, **wire)
         assert isinstance(state, Mapping)  # require has seen to it
         self.rule.check(state["rule"])
+        if self._wire is not None:
+            self._wire.check(state["wire"])
         opened = len(state["asked"]) + len(state["replies"])
         for item in state["replies"]:
             restored(owner, item, size)
@@ -361,6 +383,8 @@ class ShardClient:
         """
         self.check(state)
         self.rule.load(state["rule"])
+        if self._wire is not None:
+            self._wire.load(state["wire"])
         self.pulled_at, self._sequence = state["pulled_at"], state["sequence"]
         self._earlier, self.progress = state["earlier"], (state["progress"][0], state["progress"][1])
         self.keeps_parameters = True
@@ -401,8 +425,23 @@ class ShardClient:
         self._note(message)
         if message.vector is not None:
             self.rule.begin(self.parameters, message.vector)
+            if self._wire is not None:
+                self._wire.begin(message.vector)
             self.pulled_at = message.clock
         return [Release(self.shard.server, event.frame)]
+
+    def _unpacked(self, event: Received, wire: WireEnd) -> Received:
+        """Return a reply with its vector as the rule has made it."""
+        message, frame, _ = event.whole()
+        if message.vector is None:
+            return event
+        try:
+            vector = wire.unpack_in_place(message.vector, frame)
+        except ValueError as error:
+            raise self.story.error(
+                f"rank {message.sender} sent a vector that cannot be read: {error}"
+            ) from None
+        return Received(message.with_vector(vector), frame)
 
     def _seen(self, event: Received) -> list[Action]:
         assert self._look_into is not None  # look has set it
@@ -488,7 +527,9 @@ class ShardClient:
             self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
             False,
-            (joining and self.keeps_parameters) or (kind is Kind.VIEW and self._refreshes),
+            (joining and self.keeps_parameters)
+            or (kind is Kind.VIEW and self._refreshes)
+            or (kind is Kind.PULL and self.looking),
             self.samples,
             vector,
         )

@@ -14,6 +14,7 @@ from nnlo_common.protocol._events import Action, Event, Lost, Received, Release,
 from nnlo_common.protocol._messages import Kind, Message
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._shard_client import Phase, ShardClient
+from nnlo_common.protocol._wire import PLAIN, Wire
 
 __all__ = ["SubServer"]
 
@@ -42,6 +43,7 @@ class SubServer(Server):
         shown: filled with the top's centre.
         pulls: the number of the channel.
         depth: how many requests of a worker may be unanswered.
+        wire: how vectors travel between it and its workers.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class SubServer(Server):
         shown: Vector,
         pulls: int,
         depth: int = 1,
+        wire: Wire = PLAIN,
     ) -> None:
-        super().__init__(rule, workers, rank=client.rank, depth=depth)
+        super().__init__(rule, workers, rank=client.rank, depth=depth, wire=wire)
         self.client, self.shown, self._pulls = client, shown, pulls
         self.shown_epochs, self.final = 0, False
         self.held: list[Received] = []

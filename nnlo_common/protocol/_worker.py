@@ -18,6 +18,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._dropping import heed
 from nnlo_common.protocol._events import Action, Received, Wait
 from nnlo_common.protocol._shard_client import Shard, ShardClient
+from nnlo_common.protocol._wire import Wire
 
 __all__ = ["Activity", "Worker", "check_weight"]
 
@@ -85,6 +86,7 @@ class Worker:
                 algorithm.worker(shard.place.stop - shard.place.start, workers),
                 parameters,
                 gradient,
+                wire=Wire(algorithm, parameters.layout, shard.place),
             )
             for shard in shards
         ]

@@ -16,7 +16,7 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
-from nnlo_common.protocol import Activity, Compute, Server, Shard, Worker
+from nnlo_common.protocol import Activity, Compute, Server, Shard, Wire, Worker
 from nnlo_common.testing._schedules import Schedule
 from nnlo_common.testing._virtual import VirtualCluster
 
@@ -173,7 +173,8 @@ class _VirtualRanks:
         if self.servers > 1:
             rule.share(self.start.vector.size)
         depth = self.algorithm.lag + 1
-        return Server(rule, self.ranks, rank=shard.server, shard=shard.index, depth=depth)
+        wire = Wire(self.algorithm, self.start.layout, shard.place)
+        return Server(rule, self.ranks, rank=shard.server, shard=shard.index, depth=depth, wire=wire)
 
     def make_workers(self, local: VectorOptimizer | Callable[[], VectorOptimizer] | None) -> list[Worker]:
         return [self._worker(rank, local() if callable(local) else local) for rank in self.ranks]

@@ -21,6 +21,7 @@ from nnlo_common.protocol import (
     Shard,
     ShardClient,
     SubServer,
+    Wire,
     Worker,
 )
 from nnlo_common.testing._schedules import ByTime, Interleaved, PendingRequest, Schedule
@@ -50,15 +51,16 @@ def tree_machines(
         ([0, 1], [2, 3])
     """
     subs, whole = [branch[0] for branch in branches], slice(0, start.vector.size)
-    top = Server(algorithm.top_center(start.vector.copy(), len(subs)), subs, other_servers=subs)
+    wire = Wire(algorithm, start.layout, whole)
+    top = Server(algorithm.top_center(start.vector.copy(), len(subs)), subs, other_servers=subs, wire=wire)
     machines: dict[int, Server] = {0: top}
     workers: dict[int, Worker] = {}
     for sub, *ranks in branches:
         own = FlatVector(start.layout)
-        client = ShardClient(sub, Shard(0, 0, whole), algorithm.sub_worker(), own, own)
+        client = ShardClient(sub, Shard(0, 0, whole), algorithm.sub_worker(), own, own, wire=wire)
         rule = algorithm.center(own.vector, len(ranks), None)
         shown: Vector = np.zeros_like(own.vector)
-        machines[sub] = SubServer(rule, ranks, client=client, shown=shown, pulls=_PULLS)
+        machines[sub] = SubServer(rule, ranks, client=client, shown=shown, pulls=_PULLS, wire=wire)
         for rank in ranks:
             vectors = FlatVector.of(start.views()), FlatVector(start.layout)
             workers[rank] = Worker(rank, algorithm, *vectors, [Shard(0, sub, whole)], workers=len(ranks))

@@ -27,6 +27,7 @@ from nnlo_common.protocol import (
     QueryClient,
     Server,
     Shard,
+    Wire,
     Worker,
 )
 from nnlo_common.training._group_rank import GroupRank
@@ -345,6 +346,7 @@ def _join_as_server(
         other_servers=[shard.server for shard in others],
         record=plan.record,
         by_parts=True,
+        wire=Wire(plan.algorithm, plan.parameters.layout, mine.place),
     )
     stall_detector = StallDetector(
         {rank: places[rank].host for rank in cell.workers},

@@ -104,6 +104,7 @@ class ServerRank:
         self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
         server.pauses.before_epoch = _NEVER
+        server.before_taking = self._refuse_nan
         self._pauses = 0
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
@@ -377,7 +378,6 @@ class ServerRank:
             return
         self._stall_detector.heard(event.message)
         if event.message.shard == self._server.shard:
-            self._refuse_nan(event.message)
             self._refuse_absence(event.message)
             self._warn_of_leaving(event.message)
             self._bottleneck.begin_work()

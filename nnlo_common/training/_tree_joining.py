@@ -21,6 +21,7 @@ from nnlo_common.protocol import (
     Shard,
     ShardClient,
     SubServer,
+    Wire,
     Worker,
 )
 from nnlo_common.training._plan import TrainingPlan
@@ -48,6 +49,11 @@ def check_layout(algorithm: Algorithm, cell: Cell) -> None:
         algorithm.check_tree(len(cell.branches))
     elif cell.servers:
         algorithm.check(len(cell.workers), len(cell.servers))
+    elif algorithm.wire != "float32":
+        raise ConfigurationError(
+            f"wire={algorithm.wire!r} with servers=0 is not possible: the ranks of a group add up their "
+            "gradients in float32; leave it out, or use a server"
+        )
 
 
 def check_tree(plan: TrainingPlan) -> None:
@@ -97,13 +103,15 @@ class _Joining:
         self._world, self._plan, self._cell, self._places, self._size = world, plan, cell, places, size
         self._top, self._rule = cell.servers[0], plan.algorithm
         self._whole = slice(0, plan.parameters.vector.size)
+        self._wire = Wire(plan.algorithm, plan.parameters.layout, self._whole)
 
     def top(self, averages: Averages) -> tuple[TopServerRank, Server]:
         cell, center = self._cell, self._plan.parameters.vector
         subs, workers = cell.sub_servers, cell.workers
         links = [self._link(rank, channel, serving=True) for rank in subs for channel in (_CENTER, _PULLS)]
         links += [self._link(rank, _QUERIES, serving=True) for rank in (*subs, *workers)]
-        server = Server(self._rule.top_center(center, len(subs)), subs, rank=self._top, other_servers=subs)
+        rule = self._rule.top_center(center, len(subs))
+        server = Server(rule, subs, rank=self._top, other_servers=subs, wire=self._wire)
         ranks, patient = (self._top, *subs), self._world.survives_loss
         service = TrainingQueries(ranks, workers, _QUERIES, averages, patient=patient)
         common = {"queries": service, "service": service, "branches": cell.branches}
@@ -116,9 +124,10 @@ class _Joining:
         links += [self._link(self._top, channel, serving=False) for channel in (_CENTER, _QUERIES, _PULLS)]
         shown, own = self._plan.parameters.vector, FlatVector(self._plan.parameters.layout)
         np.copyto(own.vector, shown)
-        client = ShardClient(rank, Shard(_CENTER, self._top, self._whole), self._rule.sub_worker(), own, own)
+        shard = Shard(_CENTER, self._top, self._whole)
+        client = ShardClient(rank, shard, self._rule.sub_worker(), own, own, wire=self._wire)
         rule = self._rule.center(own.vector, len(workers), None)
-        server = SubServer(rule, workers, client=client, shown=shown, pulls=_PULLS)
+        server = SubServer(rule, workers, client=client, shown=shown, pulls=_PULLS, wire=self._wire)
         common = {"queries": self._query_client(), "service": None, "drop": self._world.drop}
         watched = self._stall_detector(workers, tells=True)
         return self._part(SubServerRank, links, server, watched, common), server

@@ -207,8 +207,8 @@ def _refuse_unknown(wrapper: str, name: str, possible: list[str]) -> None:
 
 
 def _left_out(one: Declared, value: object) -> bool:
-    """Whether a configuration leaves an option out: it is one of a tree, and there is none."""
-    return bool(one.elsewhere) and value == one.wrapper_default
+    """Whether a configuration leaves an option out, such as one of a tree where there is none."""
+    return (one.quiet or bool(one.elsewhere)) and value == one.wrapper_default
 
 
 def _plain(value: Any) -> Any:

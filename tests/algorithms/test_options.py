@@ -73,7 +73,10 @@ FLAG = ([True, False, np.True_], [0, 1, NAN], "True or False")
 MOMENTUM = ([0, 0.0, 0.5, 0.999], [1, 1.0, -0.1, NAN], "at least 0 and below 1")
 OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str]]] = {
     # The field: what it may be, what it may not be, how that is said.
-    Algorithm: {"lag": AT_LEAST_0},
+    Algorithm: {
+        "lag": AT_LEAST_0,
+        "wire": (["float32"], ["float64", "", 16], "'float32' or 'bfloat16'"),  # others: tests/protocol
+    },
     Downpour: {
         "n_push": AT_LEAST_1,
         "n_fetch": AT_LEAST_1,
@@ -292,8 +295,9 @@ def test_a_description_is_one_line_that_names_every_option(index: int) -> None:
     text = algorithm.describe()
     assert "\n" not in text
     assert text.startswith(f"{type(algorithm).__name__}(")
-    named = [field.name for field in fields(algorithm) if not field.name.startswith("sub_")]
-    assert all(f"{name}=" in text for name in named)  # without sub-servers their options are left out
+    # Without sub-servers their options are left out, and the usual wire.
+    named = [one.name for one in fields(algorithm) if not one.name.startswith("sub_") and one.name != "wire"]
+    assert all(f"{name}=" in text for name in named)
     assert replace(algorithm).describe() == text
     assert replace(algorithm, lag=algorithm.lag + 1).describe() != text
     assert [other.describe() for other in ALGORITHMS].count(text) == 1

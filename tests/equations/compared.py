@@ -12,6 +12,7 @@ from tests.equations import simulation
 from tests.equations.network import Array, Batch, data_of
 from tests.equations.optimizers import SGD, Adam, Optimizer
 from tests.equations.replay import OrderError, Replay
+from tests.equations.wires import Wire
 
 __all__ = ["RATES", "TOLERANCE", "Case", "Recording", "compare", "tally"]
 
@@ -27,6 +28,9 @@ TOLERANCE = 2e-6
 TOLERANCE_OF_ADAM = 1e-5
 #: Without its clip GEM moves by sign(d) however small d is: what one worker rounds moves the others apart.
 TOLERANCE_WITHOUT_CLIP = 1e-4
+#: A number that float32 has on the other side of a rounding to 8 bits, or to a step, moves by that step.
+#: Without the residual the weights are off by 1e-3, with float16 by 1e-4.
+TOLERANCES_OF_WIRES = {"bfloat16": 5e-4, "float16": 3e-5, "int8": 5e-4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,8 @@ class Case:
         """The largest difference allowed."""
         if self.options.get("clip", 0) is None:
             return TOLERANCE_WITHOUT_CLIP
+        if "wire" in self.options:
+            return TOLERANCES_OF_WIRES[self.options["wire"]]
         adam = "adam" in (self.optimizer, self.options.get("local"))
         return TOLERANCE_OF_ADAM if adam else TOLERANCE
 
@@ -124,9 +130,12 @@ def simulated(case: Case, *, keras: bool) -> Replay:
         options["local"] = optimizer_of(local, hat=keras)
     elif local is not None:
         options["local"] = lambda: SGD(local)
+    wire = options.pop("wire", None)
     algorithm = getattr(simulation, case.wrapper)(
         optimizer_of(case.optimizer, hat=keras), case.workers, **options
     )
+    if wire is not None:
+        algorithm.wire = Wire(wire, case.wrapper)
     data = [case.data(worker) for worker in range(case.workers)]
     return Replay(algorithm, data, epochs=case.epochs, together=case.together, weights=case.weights)
 

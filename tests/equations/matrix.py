@@ -120,7 +120,26 @@ def _special(wrapper: str) -> Iterator[Case]:
         options = {"lag": lag} if wrapper == "Synchronous" else {"every": 2, "lag": lag}
         for optimizer, pattern in zip(OPTIMIZERS[wrapper], (LATE, IRREGULAR, ALTERNATE), strict=False):
             yield Case(wrapper=wrapper, options=options, optimizer=optimizer, servers=2, pattern=pattern)
+    yield from _wired(wrapper)
     yield from _single(wrapper)
+
+
+def _wired(wrapper: str) -> Iterator[Case]:
+    """Yield trainings whose messages are packed.
+
+    Not by topk: with two classes each gradient of the last layer has another of the same size.
+    """
+    for number, wire in enumerate(("bfloat16", "float16", "int8")):
+        if wire in ALGORITHMS[wrapper.lower()].refused_wires:
+            continue
+        options: dict[str, Any] = {} if wrapper == "Synchronous" else {"every": 1 + number % 2}
+        if number % 2 and wrapper != "LocalSGD":
+            options["lag"] = 1
+        optimizer = OPTIMIZERS[wrapper][0]
+        yield Case(wrapper=wrapper, options={**options, "wire": wire}, optimizer=optimizer, pattern=IRREGULAR)
+        if wrapper == "Downpour":
+            options = {"n_push": 2, "n_fetch": 3, "lag": number % 2, "wire": wire}
+            yield Case(wrapper=wrapper, options=options, pattern=LATE)
 
 
 def _single(wrapper: str) -> Iterator[Case]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.equations.network import Array
 from tests.equations.optimizers import Optimizer
+from tests.equations.wires import Wire
 
 __all__ = ["Algorithm", "Committed", "Life", "Request", "Worker", "passed"]
 
@@ -99,6 +100,7 @@ class Algorithm:
 
     def __init__(self, optimizer: Callable[[], Optimizer], workers: int, *, lag: int = 0) -> None:
         self.optimizer, self.workers, self.lag = optimizer, workers, lag
+        self.wire: Wire | None = None  # all numbers travel as they are
         self.stepped = optimizer()  # at the centre
 
     # The worker.
@@ -131,6 +133,8 @@ class Algorithm:
         request = Request(kind, payload, w.number, pulled_at=w.pulled_at, sent=w.x.copy())
         if payload is not None:
             request.weight, w.samples = w.samples, 0
+            if self.wire is not None:
+                request.payload = self.wire.up(w.number, payload)
         w.open.append(request)
         yield request
         while len(w.open) > self.lag:

@@ -44,7 +44,7 @@ class Centre:
                 while all(w.epochs > len(self.epochs) for w in self.workers):
                     self.epochs.append(self.c)
             case "PULL":
-                request.answer(self.c, self.clock)
+                self._tell(request, self.c)
             case _:
                 self._waiting.append(request)
                 self._commit()
@@ -58,7 +58,7 @@ class Centre:
         while self._waiting:
             for request in [one for one in self._waiting if self._late(one)]:
                 self._waiting.remove(request)
-                request.answer(self.c, self.clock)
+                self._tell(request, self.c)
             earliest = min((w.epochs for w in self.workers if w.number not in self.left), default=0)
             behind = [w.number for w in self.workers if w.number not in self.left and w.epochs == earliest]
             heads: dict[int, Request] = {}
@@ -82,7 +82,13 @@ class Centre:
 
     def _reply(self, chosen: Sequence[Request], replies: Sequence[Array]) -> None:
         for request, reply in zip(chosen, replies, strict=True):
-            request.answer(None if request.kind == "PUSH" else reply, self.clock)
+            self._tell(request, None if request.kind == "PUSH" else reply)
+
+    def _tell(self, request: Request, reply: Array | None) -> None:
+        wire = self.algorithm.wire
+        if wire is not None and reply is not None:
+            reply = wire.down(request.sender, reply)
+        request.answer(reply, self.clock)
 
 
 class Replay:
@@ -160,6 +166,8 @@ class Replay:
         while self._algorithm.capacity(self.centre.clock) <= w.number:
             yield None
         w.x, w.pulled_at = self.centre.c.copy(), self.centre.clock
+        if self._algorithm.wire is not None:
+            self._algorithm.wire.begin(w.number, self.centre.c)
         self._algorithm.start(w)
         for epoch in range(self._epochs):
             if epoch and self._algorithm.refreshes:

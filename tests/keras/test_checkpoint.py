@@ -208,6 +208,7 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise", backend=None):
         (3, "signal", ["wrapper=Synchronous"]),
         (3, "raise", ["wrapper=Synchronous", "data=arrays"]),
         (2, "signal", ["wrapper=Downpour", "every=3"]),
+        (2, "signal", ["wrapper=Downpour", "every=3", "wire=int8"]),
         (2, "signal", ["wrapper=Downpour", "assignment=dynamic"]),
         (2, "signal", ["wrapper=EASGD", "every=4"]),
         (2, "raise", ["wrapper=EASGD", "every=4", "data=arrays"]),

@@ -422,6 +422,14 @@ def run(tmp_path, ranks, name, *options, stop_at=0, how="raise"):
         (3, "raise", ["wrapper=Synchronous"]),
         (3, "raise", ["wrapper=EASGD", "every=4", "group_size=2"]),
         (2, "raise", ["wrapper=Synchronous", "servers=0"]),
+        (3, "raise", ["wrapper=Synchronous", "wire=int8"]),
+        pytest.param(2, "signal", ["wrapper=Downpour", "wire=topk"], marks=pytest.mark.extended),
+        pytest.param(
+            2, "raise", ["wrapper=LocalSGD", "every=4", "wire=bfloat16"], marks=pytest.mark.extended
+        ),
+        pytest.param(
+            3, "signal", ["wrapper=EASGD", "every=4", "wire=int8", "group_size=2"], marks=pytest.mark.extended
+        ),
         pytest.param(2, "signal", ["wrapper=Synchronous", "servers=0"], marks=pytest.mark.extended),
         pytest.param(3, "raise", ["wrapper=EASGD", "servers=0", "file=a.h5"], marks=pytest.mark.extended),
         pytest.param(3, "signal", ["wrapper=Downpour", "group_size=2"], marks=pytest.mark.extended),

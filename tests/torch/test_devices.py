@@ -10,11 +10,9 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 import nnlo_torch as nt  # noqa: E402
 from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
+from tests.helpers.devices import DEVICES, device_of, on_gpu  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-DEVICES = ["as if elsewhere", pytest.param("cuda", marks=needs_cuda)]
 
 
 class Net(torch.nn.Module):
@@ -37,18 +35,8 @@ class Net(torch.nn.Module):
 
 @pytest.fixture
 def device(request, monkeypatch):
-    """Where the model is; "as if elsewhere": on the CPU, but not where the flat vector can be its memory."""
-    torch.set_num_threads(1)
-    if request.param == "cuda":
-        return "cuda"
-    ordinary = _flat_model._storage
-
-    def as_if_elsewhere(tensor):
-        storage = ordinary(tensor)
-        return _flat_model.Storage.BLOCK if storage is _flat_model.Storage.VIEW else storage
-
-    monkeypatch.setattr(_flat_model, "_storage", as_if_elsewhere)
-    return "cpu"
+    """Where the model is."""
+    return device_of(request.param, monkeypatch)
 
 
 def loop(model, optimizer, sampler, device, epochs=2):
@@ -145,7 +133,8 @@ def test_every_road_gives_the_same_bits_with_every_wrapper(wrap, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(own, expected_own, strict=True))
 
 
-@needs_cuda
+@pytest.mark.gpu
+@on_gpu[1]
 def test_memory_for_cuda_is_page_locked():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(10, device="cuda"))], lr=0.1)
     flat_model = _flat_model.FlatModel(_flat_model.named_parameters(optimizer))

@@ -1,0 +1,533 @@
+"""Wire formats: vectors travel in 16 bits, in 8 bits, or as their largest numbers; nothing is lost for good.
+
+What a message does not say of a vector, the side that sends keeps (Seide et al. 2014; Karimireddy et al.
+2019, arXiv:1901.09847). With Q the rounding of a format, each message carries Q(y), where
+
+    steps (gradients, displacements):   y = v + e;      e <- y - Q(y)     the receiver gets Q(y)
+    weights, and the centre:            y = v - r;      r <- r + Q(y)     the receiver gets r
+    weights that the reply replaces:    y = v - r + e;  e <- y - Q(y)     the receiver gets c + Q(y)
+
+e is the residual, and r is what the receiver has, which both sides compute from the same message. In the last
+case r is the centre as this worker has it, and c the centre as it was when that was sent. So the sum of all
+steps that a receiver gets is the sum of all that were sent, up to the last e, and a receiver's weights are
+the sender's up to the error of the last difference.
+
+| format | a number is | bytes a number |
+|---|---|---|
+| bfloat16, float16 | rounded; float16 is limited to 65504 | 2 |
+| int8 | a whole number from -127 to 127 times the scale of its row of 256 | 1.02 |
+| topk | sent if it is among the largest; at first each fourth, later each hundredth | 2, later 0.08 |
+
+The first hundreds of contributions by topk send more (warm-up, Lin et al. 2018, arXiv:1712.01887), because
+early gradients change fastest. Replies to topk are differences in int8: a centre that moves in all numbers
+cannot be told by a few. A copy of the centre that a worker only looks at travels in float32.
+
+A packed vector is: the format and the vector's length, each in 4 bytes; a bit for each mark (see `PRESENT`),
+which no format may round; the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.base._flat_vector import PRESENT, Frame, Vector, blocks
+from nnlo_common.base._layout import Layout
+from nnlo_common.base._state_tree import State, Stateful, require
+
+__all__ = ["PLAIN", "Wire", "WireEnd"]
+
+Bytes = npt.NDArray[np.uint8]
+
+# Numbers that are packed at a time: with their copies they stay in a second-level cache.
+_BLOCK = 1 << 15
+# A shorter vector travels in float32: it would gain nothing.
+_LEAST = 64
+_HEAD = 8
+_UPPER = int(sys.byteorder == "little")  # the place of a float32's upper half
+
+
+class _Format(ABC):
+    """A way to write numbers down.
+
+    Attributes:
+        code: names it in messages; never changes.
+    """
+
+    code: ClassVar[int]
+
+    @abstractmethod
+    def most(self, size: int) -> int:
+        """Return the most bytes that `size` numbers need."""
+
+
+class _InBlocks(_Format):
+    """Writes each number down in turn; so the work is done block by block, in the cache.
+
+    `spare` is memory for a block.
+    """
+
+    @abstractmethod
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+        """Write one block `y`, of a vector of `size` numbers, where it belongs, and leave y - Q(y) in it."""
+
+    @abstractmethod
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
+        """Add one block to `out`, which is the whole vector."""
+
+
+class _BFloat16(_InBlocks):
+    """The upper half of float32's bits, rounded to the nearest."""
+
+    code = 1
+
+    def most(self, size: int) -> int:
+        """Return two bytes for each."""
+        return 2 * size
+
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+        """Add half of the last place that is kept, and cut."""
+        bits = spare.view(np.uint32)
+        np.add(y.view(np.uint32), np.uint32(0x8000), out=bits)  # infinity and NaN stay what they are
+        body[: 2 * size].view(np.uint16)[block] = bits.view(np.uint16)[_UPPER::2]
+        np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
+        np.subtract(y, spare, out=y)
+
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
+        """Put the bits back in their place."""
+        bits = spare.view(np.uint32)
+        np.copyto(bits, body[: 2 * out.size].view(np.uint16)[block])
+        np.left_shift(bits, np.uint32(16), out=bits)
+        np.add(out[block], spare, out=out[block])
+
+
+class _Float16(_InBlocks):
+    """IEEE half precision; what is too large goes in several messages, what is too small once it is not."""
+
+    code = 2
+    _LARGEST = np.float32(65504)
+
+    def most(self, size: int) -> int:
+        """Return two bytes for each."""
+        return 2 * size
+
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+        """Round what is limited; NaN stays NaN."""
+        np.clip(y, -self._LARGEST, self._LARGEST, out=spare)
+        if not np.isfinite(y).all():  # nobody may overlook infinity
+            spare[np.isinf(y)] = np.nan
+        half = body[: 2 * size].view(np.float16)[block]
+        np.copyto(half, spare, casting="same_kind")
+        np.copyto(spare, half)
+        np.subtract(y, spare, out=y)
+
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
+        """Widen, which is exact."""
+        np.copyto(spare, body[: 2 * out.size].view(np.float16)[block])
+        np.add(out[block], spare, out=out[block])
+
+
+class _Int8(_InBlocks):
+    """Whole numbers times the scale of their row of 256, so that its largest is 127."""
+
+    code = 3
+    _ROW = 256
+    _STEPS = np.float32(127)
+    _TINY = np.float32(np.finfo(np.float32).tiny)
+
+    def most(self, size: int) -> int:
+        """Return one byte for each, and four for a scale; a last row that is not full is one, too."""
+        return 4 * -(-size // self._ROW) + size
+
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+        """Divide each row by its largest number."""
+        for rows, scales, steps, whole in self._rows(y, body, block, size, spare):
+            np.abs(rows, out=whole)
+            np.divide(whole.max(1), self._STEPS, out=scales)
+            scales[scales < self._TINY] = 0
+            np.multiply(rows, np.where(scales == 0, np.float32(0), 1 / scales)[:, None], out=whole)
+            np.rint(whole, out=whole)
+            np.copyto(steps, whole, casting="unsafe")  # NaN stays NaN by its scale
+            np.multiply(whole, scales[:, None], out=whole)
+            np.subtract(rows, whole, out=rows)
+
+    def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
+        """Multiply each row by its scale."""
+        for rows, scales, steps, whole in self._rows(out[block], body, block, out.size, spare):
+            np.copyto(whole, steps)
+            np.multiply(whole, scales[:, None], out=whole)
+            np.add(rows, whole, out=rows)
+
+    def _rows(
+        self, numbers: Vector, body: Bytes, block: slice, size: int, spare: Vector
+    ) -> Iterator[tuple[Vector, Vector, npt.NDArray[np.int8], Vector]]:
+        """Yield the full rows of a block, then the one that is not full.
+
+        Of each: its numbers, scales and whole numbers, and spare memory.
+        """
+        width, rows = self._ROW, -(-size // self._ROW)
+        scales = body[: 4 * rows].view(np.float32)[block.start // width :]
+        steps = body[4 * rows : 4 * rows + size].view(np.int8)[block]
+        full = numbers.size // width
+        stop = full * width
+        for part, count, shape in (
+            (slice(0, stop), slice(0, full), (full, width)),
+            (slice(stop, None), slice(full, full + 1), (1, numbers.size - stop)),
+        ):
+            if math.prod(shape):
+                found = [one[part].reshape(shape) for one in (numbers, spare)]
+                yield found[0], scales[count], steps[part].reshape(shape), found[1]
+
+
+class _TopK(_Format):
+    """The largest numbers, exact, with their places; the others wait in the residual."""
+
+    code = 4
+    #: The parts of all numbers that the first message and later ones send.
+    FIRST, LATER = 1 / 4, 1 / 100
+    #: Messages until then.
+    WARM_UP = 256
+    # Numbers among which the limit is looked for; the largest of more than this are found by it first.
+    _SAMPLE = 1 << 14
+
+    def most(self, size: int) -> int:
+        """Return eight bytes for each that the first message sends."""
+        return 4 + 8 * self._count(size, 0)
+
+    def pack(self, y: Vector, body: Bytes, sent: int) -> int:
+        """Write the largest of `y` and their places; 0 is left of them. Return how many bytes that needs.
+
+        Args:
+            y: the numbers.
+            body: at least `most` bytes.
+            sent: how many vectors this stream has sent before.
+        """
+        places = self._largest(y, self._count(y.size, sent)).astype(np.uint32)
+        stop = 4 + 4 * places.size
+        body[:4].view(np.uint32)[0] = places.size
+        body[4:stop].view(np.uint32)[:] = places
+        body[stop : stop + 4 * places.size].view(np.float32)[:] = y[places]
+        y[places] = 0
+        return stop + 4 * places.size
+
+    def add(self, body: Bytes, out: Vector) -> None:
+        """Add the numbers at their places.
+
+        Raises:
+            ValueError: it was not written by `pack` for so many numbers.
+        """
+        count = int(body[:4].view(np.uint32)[0]) if body.size >= 4 else -1
+        if body.size != 4 + 8 * count:
+            raise ValueError(f"it has {body.size} bytes for {count} places")
+        places = body[4 : 4 + 4 * count].view(np.uint32)
+        if count and (places[-1] >= out.size or (places[1:] <= places[:-1]).any()):
+            raise ValueError("its places are not in order")
+        numbers = body[4 + 4 * count :].view(np.float32)
+        out[places] += numbers
+        if not np.isfinite(numbers).all():
+            out[:] = np.nan  # a server looks at a few numbers only
+
+    def _count(self, size: int, sent: int) -> int:
+        """Return how many numbers a message sends: fewer by the same factor each time."""
+        part = self.FIRST * (self.LATER / self.FIRST) ** min(1.0, sent / self.WARM_UP)
+        return max(1, int(size * part))
+
+    def _largest(self, y: Vector, count: int) -> npt.NDArray[np.int64]:
+        """Return the places of the largest, in order; NaN is larger than all."""
+        found: npt.NDArray[np.int64] = np.arange(0)
+        if y.size > 4 * self._SAMPLE:
+            # A limit that about a half more than wanted exceed; the rest is not looked at.
+            sample = np.sort(np.abs(y[:: y.size // self._SAMPLE]))
+            limit = sample[-min(sample.size, 1 + 3 * count * sample.size // (2 * y.size))]
+            every = blocks(slice(0, y.size), _BLOCK)
+            above = [np.flatnonzero(~(np.abs(y[block]) < limit)) + block.start for block in every]
+            found = np.concatenate(above)
+        if found.size < count:
+            found = np.arange(y.size)
+        if found.size > count:
+            found = found[np.argpartition(np.abs(y[found]), found.size - count)[-count:]]
+        found.sort()
+        return found
+
+
+_FORMATS: Mapping[str, _InBlocks | _TopK] = {
+    "bfloat16": _BFloat16(),
+    "float16": _Float16(),
+    "int8": _Int8(),
+    "topk": _TopK(),
+}
+#: Formats of replies, where another one serves better.
+_DOWN = {"topk": "int8"}
+
+
+def _quietly() -> np.errstate:
+    """Return a context in which NaN and infinity travel without a warning; the server tells of them."""
+    return np.errstate(divide="ignore", invalid="ignore", over="ignore")
+
+
+class _Stream(Stateful):
+    """One direction between a worker and a server, on one of its sides.
+
+    Attributes:
+        reference: r; without numbers: none.
+        residual: e, on the side that sends; without numbers: none.
+        sent: how many vectors have been sent.
+
+    Args:
+        way: its format.
+        size: the number of numbers of a vector.
+        reference: r, which may be another stream's.
+        follows: r becomes what the receiver gets.
+        keeps: this side sends, and keeps e.
+        marks: the places of marks.
+    """
+
+    saved = ("reference", "residual", "sent")
+
+    def __init__(
+        self,
+        way: _InBlocks | _TopK,
+        size: int,
+        reference: Vector | None,
+        *,
+        follows: bool,
+        keeps: bool,
+        marks: npt.NDArray[np.int64],
+    ) -> None:
+        self._way, self._size, self._follows, self._marks = way, size, follows, marks
+        self.reference: Vector = np.zeros(0, np.float32) if reference is None else reference
+        self.residual: Vector = np.zeros(size if keeps else 0, np.float32)
+        self.sent = 0
+        self._start = _HEAD + -(-marks.size // 32) * 4
+        self._y, self._spare = np.zeros((2, min(size, _BLOCK)), np.float32)
+
+    def most(self) -> int:
+        """Return how many float32 numbers have room for a packed vector."""
+        return -(-(self._start + self._way.most(self._size)) // 4)
+
+    def begin(self, value: Vector) -> None:
+        """Start anew: the receiver has `value`."""
+        self.residual[:] = 0
+        self.sent = 0
+        if self.reference.size:
+            np.copyto(self.reference, value)
+
+    def pack(self, value: Vector, room: Vector) -> Vector:
+        """Write a vector into `room`, which has `most` numbers; return the part that it takes."""
+        raw = room.view(np.uint8)
+        raw[:_HEAD].view(np.uint32)[:] = self._way.code, self._size
+        raw[_HEAD : self._start] = 0
+        bits = np.packbits(value[self._marks] > 0)
+        raw[_HEAD : _HEAD + bits.size] = bits
+        with _quietly():
+            used = self._start + self._pack(value, raw[self._start :])
+        stop = -(-used // 4)
+        raw[used : 4 * stop] = 0
+        self.sent += 1
+        return room[:stop]
+
+    def unpack(self, packed: Vector, out: Vector) -> None:
+        """Write what `pack` wrote on the other side into `out`, which is no part of it.
+
+        Raises:
+            ValueError: it is not that.
+        """
+        raw = packed.view(np.uint8)
+        if raw.size < self._start or tuple(raw[:_HEAD].view(np.uint32)) != (self._way.code, self._size):
+            raise ValueError("it has another format or length")
+        with _quietly():
+            self._unpack(raw[self._start :], out)
+        if self._marks.size:
+            there = np.unpackbits(raw[_HEAD : self._start], count=self._marks.size)
+            out[self._marks] = there * PRESENT
+
+    def _pack(self, value: Vector, body: Bytes) -> int:
+        way = self._way
+        if isinstance(way, _TopK):  # which keeps a residual, of steps
+            self.residual += value
+            return way.pack(self.residual, body, self.sent)
+        for block in blocks(slice(0, self._size), _BLOCK):
+            y, spare = (one[: block.stop - block.start] for one in (self._y, self._spare))
+            if self.reference.size:
+                np.subtract(value[block], self.reference[block], out=y)
+            else:
+                np.copyto(y, value[block])
+            if self.residual.size:
+                np.add(y, self.residual[block], out=y)
+            way.pack(y, body, block, self._size, spare)
+            if self.residual.size:
+                np.copyto(self.residual[block], y)
+            if self._follows:  # by the same code as the receiver, so that both have the same bits
+                way.add(body, block, self.reference, spare)
+        return way.most(self._size)
+
+    def _unpack(self, body: Bytes, out: Vector) -> None:
+        way = self._way
+        if isinstance(way, _TopK):
+            out[:] = 0
+            way.add(body, out)
+            return
+        if body.size != -(-way.most(self._size) // 4) * 4:
+            raise ValueError(f"it has {body.size} bytes for {self._size} numbers")
+        for block in blocks(slice(0, self._size), _BLOCK):
+            spare = self._spare[: block.stop - block.start]
+            if self._follows:
+                way.add(body, block, self.reference, spare)
+            out[block] = self.reference[block] if self.reference.size else 0
+            if not self._follows:
+                way.add(body, block, out, spare)
+
+
+class WireEnd:
+    """One side of a compressed conversation between a worker and a server.
+
+    Args:
+        wire: the formats.
+        serves: it is the server's.
+    """
+
+    def __init__(self, wire: Wire, *, serves: bool) -> None:
+        size, none = wire.size, np.zeros(0, np.int64)
+        center = np.zeros(size, np.float32) if wire.down == "center" else None
+        self.down = _Stream(
+            _FORMATS[_DOWN.get(wire.name, wire.name)],
+            size,
+            center,
+            follows=center is not None,
+            keeps=serves and center is None,
+            marks=none,
+        )
+        follows = wire.up == "weights"
+        own: Vector = np.zeros(size if wire.up != "steps" else 0, np.float32)
+        self._replies_are_starts = serves and wire.up == "replaced"
+        self.up = _Stream(
+            _FORMATS[wire.name],
+            size,
+            {"steps": None, "weights": own, "replaced": own if serves else center}[wire.up],
+            follows=follows,
+            keeps=not serves and not follows,
+            marks=wire.marks,
+        )
+        self._out, self._into = (self.down, self.up) if serves else (self.up, self.down)
+        self._wire = wire
+
+    def begin(self, center: Vector) -> None:
+        """Start anew at the centre, which has travelled in float32."""
+        self.down.begin(center)
+        self.up.begin(center)
+
+    def pack(self, vector: Vector, room: Vector) -> Vector:
+        """Write a vector into `room`; return the part that it takes. The vector keeps its numbers."""
+        return self._out.pack(vector, room)
+
+    def pack_in_place(self, frame: Frame) -> Vector:
+        """Write the vector in a frame down in its place; return the part that it takes."""
+        vector = frame.vector[: self._wire.size]
+        if self._replies_are_starts:
+            np.copyto(self.up.reference, vector)
+        packed = self._out.pack(vector, self._wire.room)
+        np.copyto(frame.vector[: packed.size], packed)
+        return frame.vector[: packed.size]
+
+    def unpack_in_place(self, packed: Vector, frame: Frame) -> Vector:
+        """Write the vector that was packed in a frame in its place.
+
+        Raises:
+            ValueError: it was not packed by the other side.
+        """
+        copy = self._wire.room[: packed.size]
+        if copy.size < packed.size:
+            raise ValueError(f"it has {packed.size} numbers")
+        np.copyto(copy, packed)
+        vector = frame.vector[: self._wire.size]
+        self._into.unpack(copy, vector)
+        return vector
+
+    def room(self) -> int:
+        """Return how many float32 numbers have room for what it packs."""
+        return self._out.most()
+
+    def state(self) -> State:
+        """Return all that the next message depends on."""
+        return {"format": self._wire.name, "up": self.up.state(), "down": self.down.state()}
+
+    def check(self, state: object) -> None:
+        """Refuse a state that `load` cannot use; change nothing."""
+        require("a wire", state, format=self._wire.name, up=Mapping, down=Mapping)
+        assert isinstance(state, Mapping)  # require has seen to it
+        self.up.check(state["up"])
+        self.down.check(state["down"])
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.check(state)
+        self.up.load(state["up"])
+        self.down.load(state["down"])
+
+
+class Wire:
+    """How vectors travel between the workers of a training and one server.
+
+    Attributes:
+        name: the format; "float32": unchanged.
+        size: the number of numbers of a vector.
+        marks: the places of the marks in it.
+        up: what workers send, see `Algorithm.sends`.
+        down: what servers reply, see `Algorithm.replies`.
+
+    Example:
+        >>> from nnlo_common import Downpour, FlatVector
+        >>> layout = FlatVector.of([np.zeros(1000, "f4")]).layout
+        >>> wire = Wire(Downpour(wire="int8"), layout, slice(0, 1000))
+        >>> worker, server, there = wire.end(serves=False), wire.end(serves=True), Frame(1000)
+        >>> gradient = np.linspace(-1, 1, 1000, dtype=np.float32)
+        >>> packed = worker.pack(gradient, there.vector)
+        >>> packed.nbytes
+        1024
+        >>> applied = server.unpack_in_place(packed, there)
+        >>> bool(np.allclose(applied + worker.up.residual, gradient, atol=1e-7))
+        True
+    """
+
+    def __init__(
+        self, algorithm: Algorithm | None = None, layout: Layout | None = None, place: slice = slice(0, 0)
+    ) -> None:
+        self.size = place.stop - place.start
+        self.name = "float32" if algorithm is None or self.size < _LEAST else algorithm.wire
+        self.up = "steps" if algorithm is None else algorithm.sends
+        self.down = "center" if algorithm is None else algorithm.replies
+        self.marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        if layout is not None and self.packs:
+            ends = zip(layout.segments, layout.marks().tolist(), strict=True)
+            unused = {
+                mark for one, mark in ends if mark >= one.place.stop and place.start <= mark < place.stop
+            }
+            self.marks = np.array(sorted(unused), np.int64) - place.start
+        self._room: Vector = np.zeros(0, np.float32)
+
+    @property
+    def packs(self) -> bool:
+        """Whether vectors travel in another form."""
+        return self.name != "float32"
+
+    def end(self, *, serves: bool) -> WireEnd:
+        """Make one side of a conversation."""
+        return WireEnd(self, serves=serves)
+
+    @property
+    def room(self) -> Vector:
+        """Memory for a packed vector, for a moment."""
+        if not self._room.size:
+            self._room = np.zeros(self.size + _LEAST, np.float32)
+        return self._room
+
+
+#: All vectors travel unchanged.
+PLAIN = Wire()
