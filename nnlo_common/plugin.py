@@ -48,6 +48,8 @@ from nnlo_common.data import (
 )
 from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
+from nnlo_common.inference import Ensemble, RowOptions, files_in, predict_rows, source_of
+from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.training._all_reduce import AUTO, AllReduce
@@ -113,6 +115,7 @@ __all__ = [
     "BatchOptions",
     "begin_torch_profile",
     "brief",
+    "changed",
     "check_assignment",
     "check_entries",
     "check_place_in_data",
@@ -132,6 +135,7 @@ __all__ = [
     "End",
     "end_of",
     "engine",
+    "Ensemble",
     "epoch_order",
     "MOST_PASSES",
     "EpochMeanQuery",
@@ -140,6 +144,7 @@ __all__ = [
     "explain",
     "FileBatches",
     "Files",
+    "files_in",
     "Group",
     "GroupRank",
     "HDF5Source",
@@ -172,6 +177,7 @@ __all__ = [
     "path_of",
     "Periodic",
     "portion",
+    "predict_rows",
     "PRESENT",
     "ProgressDisplay",
     "Query",
@@ -185,6 +191,7 @@ __all__ = [
     "readable_file",
     "Reading",
     "Reducer",
+    "RowOptions",
     "run_block",
     "run_coordinator",
     "running",
@@ -199,6 +206,7 @@ __all__ = [
     "Session",
     "share",
     "SIGNAL",
+    "source_of",
     "spaced",
     "span",
     "speaks",

@@ -1,0 +1,141 @@
+"""Predictions of Keras models over all ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import keras
+import numpy as np
+
+from nnlo_common import ConfigurationError, Figure, Prediction
+from nnlo_common.plugin import (
+    Ensemble,
+    RankWorld,
+    Reading,
+    RowOptions,
+    changed,
+    files_in,
+    launched,
+    predict_rows,
+    source_of,
+)
+from nnlo_keras._compat import synchronise
+
+__all__ = ["KerasCompute", "checksum", "predict"]
+
+
+def predict(
+    model: keras.Model | Sequence[keras.Model],
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    batch_size: int = 256,
+    keep: Sequence[str] | Mapping[str, Any] = (),
+    apply: Callable[[Any], Any] | None = None,
+    figures: Mapping[str, Figure] | None = None,
+    dtype: Literal["float16", "float32", "float64"] | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    world: RankWorld | None = None,
+    **reading: Unpack[Reading],
+) -> Prediction:
+    """Compute a model's outputs for all samples, over all ranks, each once and in order (collective).
+
+    Ranks take pieces as they need them, so a slow rank does fewer. With a file in `out`, memory is constant,
+    and the same call after a kill does what is not written yet. Each output is a dataset with a row for each
+    sample: "prediction" for a single one, else by the names or numbers of the model's dictionary or list.
+
+    Args:
+        model: with the same weights on all ranks. Several models: each output is their mean, and NAME_spread
+            their standard deviation.
+        data: HDF5 files (see `nnlo_common.data.list_files`), with `features=`; or arrays: one, or a tuple,
+            list or dictionary as several inputs.
+        out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
+            ranks.
+        batch_size: samples that the model gets at once.
+        keep: columns to copy into the result: names of datasets in the files, or arrays by name.
+        apply: a function of the outputs of a batch, NumPy arrays in the model's structure; what it returns is
+            written.
+        figures: figures of merit over all samples, by name; see `nnlo_common.Figure`.
+        dtype: of the floats that are written; None: as the model has them.
+        compression: of an .h5 file, "gzip" or "lzf".
+        overwrite: remove an earlier result.
+        progress: print how far it is.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        reading: `features` and the other options of `nnlo_common.data.HDF5Source`.
+
+    Raises:
+        ConfigurationError: on all ranks, e.g. if the file exists, or the model cannot take the samples.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> predict(model, np.zeros((5, 3), "f4"), batch_size=2).outputs.shape
+        (5, 2)
+    """
+    models = [model] if isinstance(model, keras.Model) else list(model)
+    if not models or not all(isinstance(one, keras.Model) for one in models):
+        raise ConfigurationError(f"model={model!r:.60}: give a keras.Model, or several")
+    options = RowOptions(
+        batch_size=batch_size,
+        keep=keep,
+        apply=apply,
+        figures=figures or {},
+        dtype=dtype,
+        compression=compression,
+        overwrite=overwrite,
+        progress=progress,
+    )
+    source = source_of(data, reading, _array)
+    members = [KerasCompute(one) for one in models]
+    try:
+        return predict_rows(
+            members[0] if len(members) == 1 else Ensemble(members),
+            source,
+            out,
+            options,
+            world=world or launched(),
+            model=checksum(models),
+            files=data if files_in(data) else None,
+        )
+    finally:
+        source.close()
+
+
+class KerasCompute:
+    """A model as the core calls it: in Keras' compiled step of `predict`.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+
+    def begin(self, features: Any) -> Any:
+        """Compute a batch."""
+        return self._model.predict_on_batch(features)
+
+    def result(self, handle: Any) -> Any:
+        """Return the outputs as arrays."""
+        return changed(handle, _array)
+
+
+def checksum(models: Sequence[keras.Model]) -> str:
+    """Return what tells models from others: a checksum of their weights."""
+    found = 0
+    for model in models:
+        if model.built:
+            synchronise(model)
+            for one in model.get_weights():
+                found = zlib.crc32(np.ascontiguousarray(one).data.cast("B") if one.size else b"", found)
+    return f"{'+'.join(type(one).__name__ for one in models)} {found:08x}"
+
+
+def _array(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, np.ndarray):
+        return leaf
+    return keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else np.asarray(leaf)
