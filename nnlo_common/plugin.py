@@ -48,7 +48,7 @@ from nnlo_common.data import (
 )
 from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.inference import Ensemble, RowOptions, files_in, predict_rows, source_of
+from nnlo_common.inference import Ensemble, RowOptions, models_in, predict_rows
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
@@ -144,7 +144,6 @@ __all__ = [
     "explain",
     "FileBatches",
     "Files",
-    "files_in",
     "Group",
     "GroupRank",
     "HDF5Source",
@@ -161,6 +160,7 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
+    "models_in",
     "Moment",
     "Moves",
     "Moving",
@@ -206,7 +206,6 @@ __all__ = [
     "Session",
     "share",
     "SIGNAL",
-    "source_of",
     "spaced",
     "span",
     "speaks",

@@ -10,17 +10,16 @@ from typing import Any, Literal, Unpack
 import keras
 import numpy as np
 
-from nnlo_common import ConfigurationError, Figure, Prediction
+from nnlo_common import Figure, Prediction
 from nnlo_common.plugin import (
     Ensemble,
     RankWorld,
     Reading,
     RowOptions,
     changed,
-    files_in,
     launched,
+    models_in,
     predict_rows,
-    source_of,
 )
 from nnlo_keras._compat import synchronise
 
@@ -39,6 +38,7 @@ def predict(
     dtype: Literal["float16", "float32", "float64"] | None = None,
     compression: str | None = None,
     overwrite: bool = False,
+    part: str | None = None,
     progress: bool = False,
     world: RankWorld | None = None,
     **reading: Unpack[Reading],
@@ -64,6 +64,8 @@ def predict(
         dtype: of the floats that are written; None: as the model has them.
         compression: of an .h5 file, "gzip" or "lzf".
         overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
         progress: print how far it is.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         reading: `features` and the other options of `nnlo_common.data.HDF5Source`.
@@ -76,9 +78,7 @@ def predict(
         >>> predict(model, np.zeros((5, 3), "f4"), batch_size=2).outputs.shape
         (5, 2)
     """
-    models = [model] if isinstance(model, keras.Model) else list(model)
-    if not models or not all(isinstance(one, keras.Model) for one in models):
-        raise ConfigurationError(f"model={model!r:.60}: give a keras.Model, or several")
+    models = models_in(model, keras.Model, "a keras.Model")
     options = RowOptions(
         batch_size=batch_size,
         keep=keep,
@@ -87,22 +87,20 @@ def predict(
         dtype=dtype,
         compression=compression,
         overwrite=overwrite,
+        part=part,
         progress=progress,
     )
-    source = source_of(data, reading, _array)
     members = [KerasCompute(one) for one in models]
-    try:
-        return predict_rows(
-            members[0] if len(members) == 1 else Ensemble(members),
-            source,
-            out,
-            options,
-            world=world or launched(),
-            model=checksum(models),
-            files=data if files_in(data) else None,
-        )
-    finally:
-        source.close()
+    return predict_rows(
+        members[0] if len(members) == 1 else Ensemble(members),
+        data,
+        out,
+        options,
+        world=world or launched(),
+        model=checksum(models),
+        reading=reading,
+        array=_array,
+    )
 
 
 class KerasCompute:

@@ -18,10 +18,9 @@ from nnlo_common.plugin import (
     Reading,
     RowOptions,
     changed,
-    files_in,
     launched,
+    models_in,
     predict_rows,
-    source_of,
 )
 from nnlo_torch._evaluation import evaluating
 
@@ -43,6 +42,7 @@ def predict(
     precision: Literal["float16", "bfloat16"] | None = None,
     compression: str | None = None,
     overwrite: bool = False,
+    part: str | None = None,
     progress: bool = False,
     world: RankWorld | None = None,
     **reading: Unpack[Reading],
@@ -70,6 +70,8 @@ def predict(
         precision: in which the model computes, by `torch.autocast`; None: as it is.
         compression: of an .h5 file, "gzip" or "lzf".
         overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
         progress: print how far it is.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         reading: `features` and the other options of `nnlo_common.data.HDF5Source`.
@@ -82,9 +84,7 @@ def predict(
         >>> predict(model, torch.zeros(5, 3), batch_size=2).outputs.shape
         (5, 2)
     """
-    models = [model] if isinstance(model, torch.nn.Module) else list(model)
-    if not models or not all(isinstance(one, torch.nn.Module) for one in models):
-        raise ConfigurationError(f"model={model!r:.60}: give a torch.nn.Module, or several")
+    models = models_in(model, torch.nn.Module, "a torch.nn.Module")
     options = RowOptions(
         batch_size=batch_size,
         keep=keep,
@@ -93,23 +93,21 @@ def predict(
         dtype=dtype,
         compression=compression,
         overwrite=overwrite,
+        part=part,
         progress=progress,
     )
-    source = source_of(data, reading, _array)
     members = [TorchCompute(one, precision) for one in models]
-    try:
-        with running(models):
-            return predict_rows(
-                members[0] if len(members) == 1 else Ensemble(members),
-                source,
-                out,
-                options,
-                world=world or launched(),
-                model=checksum(models) + (precision or ""),
-                files=data if files_in(data) else None,
-            )
-    finally:
-        source.close()
+    with running(models):
+        return predict_rows(
+            members[0] if len(members) == 1 else Ensemble(members),
+            data,
+            out,
+            options,
+            world=world or launched(),
+            model=checksum(models) + (precision or ""),
+            reading=reading,
+            array=_array,
+        )
 
 
 @contextmanager

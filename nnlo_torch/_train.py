@@ -22,7 +22,7 @@ from nnlo_torch._start_weights import fill
 from nnlo_torch._train_parts import function_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["fill", "forget", "load", "prepare", "seed"]
+__all__ = ["fill", "forget", "load", "placed", "prepare", "seed"]
 
 
 def seed(number: int) -> None:
@@ -46,6 +46,11 @@ def load(path: Path, trusted: bool) -> Any:
             f"the model, and the weights by --from {path}"
         )
     return model
+
+
+def placed(model: Any) -> Any:
+    """Return a model on the GPU, if this rank has one."""
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def forget() -> None:

@@ -17,6 +17,7 @@ from nnlo_common.inference._rows import (
     Prediction,
     RowOptions,
     files_in,
+    models_in,
     predict_rows,
     source_of,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "Ensemble",
     "Figure",
     "files_in",
+    "models_in",
     "Prediction",
     "predict_rows",
     "ROC",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,10 +130,30 @@ def added(total: dict[str, Any], more: Mapping[str, Any], name: str) -> dict[str
 
 
 def as_json(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sums as JSON; floats keep all their bits."""
+    """Return sums as JSON, with all their bits: histograms may have many bins, and there are many pieces."""
     return {
-        name: {key: np.asarray(one).tolist() for key, one in parts.items()} for name, parts in sums.items()
+        name: {key: _packed(np.asarray(one)) for key, one in parts.items()} for name, parts in sums.items()
     }
+
+
+def _packed(array: npt.NDArray[Any]) -> list[Any]:
+    data = zlib.compress(np.ascontiguousarray(array).tobytes(), 1)
+    return [str(array.dtype), list(array.shape), base64.b64encode(data).decode()]
+
+
+def _unpacked(packed: Any) -> npt.NDArray[Any]:
+    try:
+        kind, shape, text = packed
+        dtype = np.dtype(str(kind))
+        size = math.prod(shape) * dtype.itemsize
+        data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)
+        if dtype.kind not in "if" or len(data) != size:
+            raise ValueError(f"{len(data)} bytes instead of {size}")
+        return np.frombuffer(data, dtype).reshape(shape)
+    except (TypeError, ValueError, zlib.error) as error:
+        raise ConfigurationError(
+            f"the record of the figures is damaged ({error}); begin anew with --overwrite (overwrite=True)"
+        ) from None
 
 
 def results(figures: Mapping[str, Figure], notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -139,7 +162,8 @@ def results(figures: Mapping[str, Figure], notes: Sequence[Mapping[str, Any]]) -
     for name, figure in figures.items():
         total: dict[str, Any] = {}
         for note in notes:
-            total = added(total, note["sums"][name], name)
+            sums = note.get("sums", {}).get(name, {})
+            total = added(total, {key: _unpacked(one) for key, one in sums.items()}, name)
         found[name] = figure.result(total)
     return found
 

@@ -14,10 +14,11 @@ Requirements that shaped this module:
 from __future__ import annotations
 
 import math
+import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ from nnlo_common.inference._running import (
     RecordedJob,
     WriteQueue,
     agreed,
+    array_share,
     open_journal,
     share_of,
     together,
@@ -51,6 +53,7 @@ __all__ = [
     "Prediction",
     "RowOptions",
     "files_in",
+    "models_in",
     "predict_rows",
     "sink_class",
     "source_of",
@@ -170,7 +173,7 @@ class RowOptions:
         dtype: of the floats that are written; None: as the model has them.
         compression: of the sink.
         overwrite: remove an earlier result.
-        part: which job of an array this is, and how many there are.
+        part: which job of an array this is, e.g. "2/5", or "auto": as Slurm says; None: there is no array.
         progress: print how far it is.
     """
 
@@ -181,7 +184,7 @@ class RowOptions:
     dtype: str | None = None
     compression: str | None = None
     overwrite: bool = False
-    part: tuple[int, int] | None = None
+    part: str | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -236,6 +239,20 @@ def sink_class(path: Path | None) -> type[Sink]:
     return found
 
 
+def models_in(model: Any, kind: type[Any], called: str) -> list[Any]:
+    """Return the models that a user passes: one, or several.
+
+    Args:
+        model: as passed.
+        kind: the class of models.
+        called: its name, with an article.
+    """
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    if not models or not all(isinstance(one, kind) for one in models):
+        raise ConfigurationError(f"model={model!r:.60}: give {called}, or several")
+    return models
+
+
 def source_of(data: Any, reading: Reading, array: Callable[[Any], Any]) -> Any:
     """Return the source of what a user passes as data.
 
@@ -263,63 +280,67 @@ def files_in(data: Any) -> bool:
 
 def predict_rows(
     compute: Compute,
-    source: Source,
+    data: Any,
     path: str | Path | None,
     options: RowOptions,
     *,
     world: RankWorld | None,
     model: str,
-    files: Any = None,
+    reading: Reading | None = None,
+    array: Callable[[Any], Any] = np.asarray,
 ) -> Prediction:
     """Compute the outputs of all samples of a source (collective).
 
     Args:
         compute: the model.
-        source: of the samples; the first item of its batches is what the model gets.
+        data: files, arrays or a source; the first item of a source's batches is what the model gets.
         path: of the file to write; None: return the outputs.
         options: of the prediction.
         world: the ranks; None: this process alone.
         model: what tells the model from another one, e.g. a checksum of its weights.
-        files: of the source, for the columns to keep.
+        reading: options for files.
+        array: converts a framework's tensor.
     """
     began_s = time.perf_counter()
     if world is not None and world.size == 1:
         world = None
-    with together(world):
-        kept = _kept(options.keep, files, sum(source.lengths))
-        rows = _Rows(compute, source, kept, options)
-        place = None if path is None else Path(path).expanduser().absolute()
-        if place is None and options.part is not None:
-            raise ConfigurationError(
-                "a part of a prediction without a file is lost; name one (out=, or --out)"
+    with ExitStack() as opened:
+        with together(world):
+            part = array_share(options.part, os.environ)
+            source = source_of(data, reading or {}, array)
+            if source is not data:
+                opened.callback(source.close)
+            kept = _kept(options.keep, data if files_in(data) else None, sum(source.lengths))
+            if kept is not None:
+                opened.callback(kept.close)
+            rows = _Rows(compute, source, kept, options)
+            place = None if path is None else Path(path).expanduser().absolute()
+            if place is None and part is not None:
+                raise ConfigurationError(
+                    "a part of a prediction without a file is lost; name one (out=, or --out)"
+                )
+            sink = sink_class(place)(place or Path(), rows.wholes, compression=options.compression)
+            if isinstance(sink, ZarrSink):
+                sink.chunked(rows.regions)
+        facts = rows.facts(model)
+        agreed(world, facts)
+        journal: ResultJournal | None = None
+        if place is not None:
+            journal = open_journal(
+                place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
             )
-        sink = sink_class(place)(place or Path(), rows.wholes, compression=options.compression)
-        if isinstance(sink, ZarrSink):
-            sink.chunked(rows.regions)
-    facts = rows.facts(model)
-    agreed(world, facts)
-    journal: ResultJournal | None = None
-    if place is not None:
-        journal = open_journal(
-            place, facts, world, part=options.part, overwrite=options.overwrite, first=sink.prepare
-        )
-    job = None
-    if world is None or world.rank == 0:
-        share = share_of(rows.pieces, options.part)
-        progress = Progress("nnlo predict") if options.progress else lambda done, pieces: None
-        job = RecordedJob(rows.pieces, sink, rows.regions, journal, share=share, progress=progress)
-    try:
+            opened.callback(journal.close)
+        job = None
+        if world is None or world.rank == 0:
+            share = share_of(rows.pieces, part)
+            progress = Progress("nnlo predict") if options.progress else lambda done, pieces: None
+            job = RecordedJob(rows.pieces, sink, rows.regions, journal, share=share, progress=progress)
         with closing(rows.writing_to(sink)) as work:
             told = run_pieces(world, job, work)
         if isinstance(sink, MemorySink) and world is not None:
             sink.exchange(world)
         if job is not None and journal is not None and not told["missing"]:
             journal.forget()
-    finally:
-        if journal is not None:
-            journal.close()
-        if kept is not None:
-            kept.close()
     outputs = None
     if isinstance(sink, MemorySink):
         outputs = next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays

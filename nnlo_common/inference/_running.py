@@ -46,6 +46,7 @@ def together(world: RankWorld | None) -> Iterator[None]:
     except NNLOError as error:
         problem, cause = str(error) or type(error).__name__, error
         if world is None:
+            error.collective = True
             raise
     if world is None:
         return
@@ -262,8 +263,8 @@ def array_share(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | N
             number, of = int(env["SLURM_ARRAY_TASK_ID"]) - first + 1, count
         except (KeyError, ValueError):
             raise ConfigurationError(
-                "--part auto: there is no SLURM_ARRAY_TASK_ID here; submit with sbatch --array=1-N, or give the "
-                "part by hand, e.g. --part 2/5"
+                "--part auto: there is no SLURM_ARRAY_TASK_ID here; submit with sbatch --array=1-N, or give "
+                "the part by hand, e.g. --part 2/5"
             ) from None
     else:
         one, slash, other = text.partition("/")

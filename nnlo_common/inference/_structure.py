@@ -75,7 +75,7 @@ def _leaves(structure: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(structure, Mapping):
         parts = list(structure.items())
     elif hasattr(structure, "_fields") and isinstance(structure, tuple):
-        parts = list(zip(structure._fields, structure, strict=True))
+        parts = list(zip(vars(type(structure))["_fields"], structure, strict=True))
     elif isinstance(structure, tuple | list):
         parts = [(str(index), one) for index, one in enumerate(structure)]
         if len(parts) == 1 and not name:

@@ -70,9 +70,10 @@ class MemorySink:
         """Give each rank what the others have (collective)."""
         group = world.group(range(world.size), naps=True)
         file = io.BytesIO()
-        np.savez(
-            file, **{str(at): self.arrays[name][region] for at, (name, region) in enumerate(self._written)}
-        )
+        mine: dict[str, Any] = {
+            str(at): self.arrays[name][region] for at, (name, region) in enumerate(self._written)
+        }
+        np.savez(file, **mine)
         places = [[name, [(one.start, one.stop) for one in region]] for name, region in self._written]
         from json import dumps, loads
 
