@@ -33,7 +33,7 @@ from nnlo_common.base._layout import Layout, Segment
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology
-from nnlo_common.inference import ROC, Confusion, Figure, Prediction
+from nnlo_common.inference import ROC, Confusion, Figure, Prediction, TileResult
 from nnlo_common.training._early_stopping import EarlyStopping, Target
 from nnlo_common.training._participant import Participant
 from nnlo_common.training._rank_parts import TrainingReport
@@ -70,6 +70,7 @@ __all__ = [
     "SGD",
     "StartupError",
     "Target",
+    "TileResult",
     "Topology",
     "TrainingReport",
     "VectorOptimizer",

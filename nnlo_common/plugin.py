@@ -48,7 +48,7 @@ from nnlo_common.data import (
 )
 from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.inference import Ensemble, RowOptions, models_in, predict_rows
+from nnlo_common.inference import Ensemble, RowOptions, TileOptions, infer_over_tiles, models_in, predict_rows
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
@@ -149,6 +149,7 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
+    "infer_over_tiles",
     "Interrupts",
     "is_live",
     "is_number",
@@ -217,6 +218,7 @@ __all__ = [
     "table",
     "TeamMessage",
     "ThreadReducer",
+    "TileOptions",
     "TimeLeft",
     "Trainer",
     "TrialChooser",

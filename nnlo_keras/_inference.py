@@ -10,20 +10,22 @@ from typing import Any, Literal, Unpack
 import keras
 import numpy as np
 
-from nnlo_common import Figure, Prediction
+from nnlo_common import Figure, Prediction, TileResult
 from nnlo_common.plugin import (
     Ensemble,
     RankWorld,
     Reading,
     RowOptions,
+    TileOptions,
     changed,
+    infer_over_tiles,
     launched,
     models_in,
     predict_rows,
 )
 from nnlo_keras._compat import synchronise
 
-__all__ = ["KerasCompute", "checksum", "predict"]
+__all__ = ["KerasCompute", "checksum", "infer_tiles", "predict"]
 
 
 def predict(
@@ -103,23 +105,131 @@ def predict(
     )
 
 
+def infer_tiles(
+    model: keras.Model,
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    tile: int | Sequence[int],
+    margin: int | Sequence[int] | None = None,
+    blend: Literal["crop", "linear", "gaussian"] = "crop",
+    overlap: int | Sequence[int] | None = None,
+    multiple: int | Sequence[int] | None = None,
+    axes: str | None = None,
+    dataset: str | None = None,
+    batch_size: int = 1,
+    reduce: str | float | Callable[[Any], Any] | None = None,
+    flips: str = "",
+    dtype: Literal["float16", "float32", "float64"] | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
+    progress: bool = False,
+    world: RankWorld | None = None,
+) -> TileResult:
+    """Apply a model to a volume or an image of any size, tile by tile over all ranks (collective).
+
+    The volume is never in memory: it is read piece by piece, and a piece is blended, reduced and written
+    before the next. Ranks take pieces as they need them; after a kill the same call does those that are not
+    written.
+
+    Tiles are cropped by default: at each inner face the model's answer does not count as far as a tile
+    cannot know what it depends on. That margin, the receptive field, is measured. Then the result is that of
+    the whole volume at once, up to the rounding of float32.
+
+    Args:
+        model: of batches (tiles, ..., channels), or with channels first if Keras is set so, with the same
+            weights on all ranks. Its outputs are as large as the tile, with or without channels.
+        data: the volume: the path of an .h5, .zarr or .npy file, or an array.
+        out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
+            ranks. An output has the axes of the volume, channels in front, if it has several.
+        tile: the shape of a tile: a number, or one for each axis.
+        margin: what does not count at the inner faces of a tile; None: the measured receptive field.
+        blend: "crop": each voxel is from one tile; "linear" or "gaussian": neighbours share `overlap`
+            voxels, and their mean is weighted so.
+        overlap: what neighbours blend; None: a quarter of a tile.
+        multiple: tiles begin at multiples of it; None: the network's stride, as measured.
+        axes: a letter for each axis of the array: "c" for channels, "t" for volumes apart, others are cut
+            into tiles; None: "yx", "zyx", "czyx" or "tczyx", by their number.
+        dataset: its name in the file; None: the only one.
+        batch_size: tiles that the model gets at once.
+        reduce: what is made of the outputs before they are written, piece by piece, so that classes times
+            volume never exists: "argmax" over channels, a number as threshold, or a function of arrays
+            (channels, ...).
+        flips: axes along which the tile is flipped, too; the result is the mean, e.g. "zyx" of eight.
+        dtype: of the floats that are written; None: as the model has them.
+        compression: of an .h5 file, "gzip" or "lzf".
+        overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
+        progress: print how far it is.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Raises:
+        ConfigurationError: on all ranks, e.g. if the file exists, or nothing of a tile is left.
+
+    Example:
+        >>> blur = keras.Sequential([keras.Input((None, None, 1)), keras.layers.Conv2D(1, 3, padding="same")])
+        >>> image = np.zeros((20, 30), "f4")
+        >>> found = infer_tiles(blur, image, tile=10)
+        >>> found.margin, found.outputs.shape
+        ((1, 1), (20, 30))
+    """
+    (model,) = models_in(model, keras.Model, "a keras.Model")
+    options = TileOptions(
+        tile=tile,
+        margin=margin,
+        blend=blend,
+        overlap=overlap,
+        multiple=multiple,
+        axes=axes,
+        dataset=dataset,
+        batch_size=batch_size,
+        reduce=reduce,
+        flips=flips,
+        dtype=dtype,
+        compression=compression,
+        overwrite=overwrite,
+        part=part,
+        progress=progress,
+    )
+    return infer_over_tiles(
+        KerasCompute(model, tiles=True),
+        data,
+        out,
+        options,
+        world=world or launched(),
+        model=checksum([model]),
+        array=_array,
+    )
+
+
 class KerasCompute:
     """A model as the core calls it: in Keras' compiled step of `predict`.
 
     Args:
         model: the model.
+        tiles: whether batches are tiles, with channels first in the core.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, *, tiles: bool = False) -> None:
         self._model = model
+        self._last = tiles and keras.config.image_data_format() == "channels_last"
 
     def begin(self, features: Any) -> Any:
         """Compute a batch."""
-        return self._model.predict_on_batch(features)
+        if self._last:
+            features = np.ascontiguousarray(np.moveaxis(features, 1, -1))
+        return self._model.predict_on_batch(features), features
 
     def result(self, handle: Any) -> Any:
         """Return the outputs as arrays."""
-        return changed(handle, _array)
+        outputs, features = handle
+        return changed(outputs, lambda one: self._first(_array(one), features))
+
+    def _first(self, array: Any, features: Any) -> Any:
+        """Return an output of a tile with its channels first."""
+        return np.moveaxis(array, -1, 1) if self._last and array.ndim == features.ndim else array
 
 
 def checksum(models: Sequence[keras.Model]) -> str:

@@ -21,6 +21,7 @@ from nnlo_common.inference._rows import (
     predict_rows,
     source_of,
 )
+from nnlo_common.inference._tile_run import TileOptions, TileResult, infer_over_tiles
 
 __all__ = [
     "ArraySource",
@@ -30,9 +31,12 @@ __all__ = [
     "Figure",
     "files_in",
     "models_in",
+    "infer_over_tiles",
     "Prediction",
     "predict_rows",
     "ROC",
     "RowOptions",
     "source_of",
+    "TileOptions",
+    "TileResult",
 ]
