@@ -49,9 +49,9 @@ class TilePlan:
 
     def lines(self, ranks: int) -> Iterator[str]:
         """Yield the plan for people."""
-        how = " (measured)" if self.measured else ""
-        yield f"tiles    {self.tiles}, margin {' x '.join(map(str,
-        self.margin))}{how}; {self.looks} looks of the model" yield f"pieces   {self.pieces}, each written once"
+        margin = " x ".join(map(str, self.margin)) + (" (measured)" if self.measured else "")
+        yield f"tiles    {self.tiles}, margin {margin}; the model looks at {self.looks}"
+        yield f"pieces   {self.pieces}, each written once"
         chunks = "" if self.chunk_bytes is None else f", {_size(self.chunk_bytes)} in whole chunks"
         factor = self.read_bytes / max(self.volume_bytes, 1)
         yield f"reads    {_size(self.read_bytes)} of {_size(self.volume_bytes)} ({factor:.2f} times){chunks}"
@@ -60,7 +60,8 @@ class TilePlan:
         if self.flop is not None:
             yield f"computes {self.flop:.3g} floating-point operations"
         hours = self.seconds / 3600 / max(ranks, 1)
-        yield f"takes    about {hours:.2g} hours on {ranks} rank{'s' if ranks > 1 else ''}, by the time of one tile here"
+        who = "1 rank" if ranks <= 1 else f"{ranks} ranks"
+        yield f"takes    about {hours:.2g} hours on {who}, as one tile takes here"
 
 
 def planned_tiles(run: TileRun) -> TilePlan:
@@ -82,7 +83,8 @@ def planned_tiles(run: TileRun) -> TilePlan:
     tile = math.prod(tiling.tile)
     outputs = run.score_bytes
     batch = min(run.options.batch_size, tiling.tiles)
-    piece_tiles = max(sum(1 for _ in tiling.tiles_of(tiling.piece(at))) for at in (0, tiling.pieces // 2))
+    some = (0, tiling.pieces // 2)
+    piece_tiles = max(sum(1 for _ in tiling.tiles_of(tiling.piece(at))) for at in some)
     weights = inner * 4 + tile * 4 if run.options.blend != "crop" else 0
     memory = 2 * largest * volume.voxel_bytes + batch * tile * (2 * volume.voxel_bytes + 2 * outputs)
     memory += (
@@ -107,7 +109,7 @@ def planned_tiles(run: TileRun) -> TilePlan:
 
 
 def job_script(command: str, ranks: int, hours: float) -> str:
-    """Return a batch script of Slurm for a job of ranks; beside it, as a comment, one of an array without MPI.
+    """Return a batch script of Slurm for a job of ranks; as a comment, one of an array without MPI.
 
     Args:
         command: of the job, without `--plan`.

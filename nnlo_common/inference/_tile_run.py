@@ -151,6 +151,7 @@ class TileRun:
         volume: to cut.
         options: of the job.
         field: the receptive field, if it was measured.
+        even: pieces are to be whole chunks of a file.
 
     Attributes:
         tiling: the tiles.
@@ -161,7 +162,13 @@ class TileRun:
     """
 
     def __init__(
-        self, compute: Compute, volume: Volume, options: TileOptions, field: ReceptiveField | None = None
+        self,
+        compute: Compute,
+        volume: Volume,
+        options: TileOptions,
+        field: ReceptiveField | None = None,
+        *,
+        even: bool = False,
     ) -> None:
         self.compute, self.volume, self.options, self.field = compute, volume, options, field
         axes, tile = volume.spatial, tile_of(volume, options)
@@ -192,6 +199,7 @@ class TileRun:
             multiple=multiple,
             blend=options.blend,
             names=axes,
+            even=even,
         )
         _ = self.tiling.axes  # refuses a margin too large
         self.seconds = 0.0
@@ -204,6 +212,7 @@ class TileRun:
             math.ceil(voxel),
             most=_MOST_PIECES // volume.items or 1,
             least_bytes=_PIECE_BYTES,
+            tiles=options.batch_size,
             largest_bytes=int(_LARGEST_PIECE * voxel / max(self.score_bytes, 1)) + 1,
         )
 
@@ -386,6 +395,8 @@ def run_of(
     options: TileOptions,
     world: RankWorld | None,
     array: Callable[[Any], Any] = np.asarray,
+    *,
+    path: str | Path | None = None,
 ) -> TileRun:
     """Open the volume, and measure what is not given (collective); close the volume of the result.
 
@@ -403,7 +414,8 @@ def run_of(
         told = None if field is None else [field.before, field.after, field.period]
         field = ReceptiveField(*map(tuple, json.loads(world.gather_text(json.dumps(told), patient=True)[0])))
     with together(world):
-        return TileRun(compute, volume, options, field)
+        even = path is not None and sink_class(Path(path)) is ZarrSink
+        return TileRun(compute, volume, options, field, even=even)
 
 
 def infer_over_tiles(
@@ -433,7 +445,7 @@ def infer_over_tiles(
     with ExitStack() as opened:
         with together(world):
             part = array_share(options.part, os.environ)
-        run = run_of(compute, data, options, world, array)
+        run = run_of(compute, data, options, world, array, path=path)
         volume = run.volume
         opened.callback(volume.close)
         with together(world):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
+from operator import lt
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -74,7 +75,14 @@ class Tile:
 
 
 def cuts_of(
-    size: int, tile: int, *, margin: int, overlap: int = 0, multiple: int = 1, axis: str = ""
+    size: int,
+    tile: int,
+    *,
+    margin: int,
+    overlap: int = 0,
+    multiple: int = 1,
+    even: bool = False,
+    axis: str = "",
 ) -> list[Cut]:
     """Return the tiles along one axis; together they count everywhere.
 
@@ -84,6 +92,8 @@ def cuts_of(
         margin: what does not count at an inner face.
         overlap: what neighbours both count, blended.
         multiple: tiles begin at multiples of it, as the network's strides ask for.
+        even: tiles begin to count at multiples of one number, as the chunks of a file do; else there may be
+            fewer tiles, as the first one counts from its begin.
         axis: its name, for errors.
 
     Raises:
@@ -92,10 +102,13 @@ def cuts_of(
     Example:
         >>> [(one.start, one.stop, one.first, one.last) for one in cuts_of(20, 10, margin=2)]
         [(0, 10, 0, 8), (6, 16, 8, 14), (10, 20, 14, 20)]
+        >>> [(one.start, one.stop, one.first, one.last) for one in cuts_of(20, 10, margin=2, even=True)]
+        [(0, 10, 0, 6), (4, 14, 6, 12), (10, 20, 12, 18), (10, 20, 18, 20)]
     """
     if tile >= size:
         return [Cut(0, size, 0, size)]
-    stride = (tile - 2 * margin - overlap) // multiple * multiple
+    lost = 2 * margin + overlap + (multiple - 1 if even else 0)
+    stride = (tile - lost) // multiple * multiple
     if stride < 1:
         blended = f" and an overlap of {overlap}" if overlap else ""
         where = f" along {axis}" if axis else ""
@@ -103,28 +116,38 @@ def cuts_of(
         raise ConfigurationError(
             f"a margin of {margin} at both faces{blended} leave nothing of a tile of "
             f"{tile}{where}{aligned}; give "
-            f"tiles larger than {2 * margin + overlap + multiple - 1}, or a smaller margin"
+            f"tiles larger than {lost + multiple - 1}, or a smaller margin"
         )
-    starts = [0]
-    while starts[-1] + tile < size:
-        # The last one ends with the volume; it may be shorter, but begins where the strides are aligned.
-        last = -(-(size - tile) // multiple) * multiple
-        starts.append(min(starts[-1] + stride, last))
+    # The last tile ends with the volume; it may be shorter, but begins where the strides are aligned.
+    end = -(-(size - tile) // multiple) * multiple
+    if even:
+        firsts = range(0, size, stride)
+        starts = [min(max((first - margin) // multiple * multiple, 0), end) for first in firsts]
+    else:
+        starts = [min(start, end) for start in range(0, end + stride, stride)]
+        firsts = [0, *(start + margin for start in starts[1:])]  # type: ignore[assignment]
     found: list[Cut] = []
-    for at, start in enumerate(starts):
+    for start, first in zip(starts, firsts, strict=True):
         stop = min(start + tile, size)
-        first = start if at == 0 else start + margin
-        last = size if at == len(starts) - 1 else stop - margin
-        if found and not overlap:
-            first = found[-1].last
+        last = size if stop == size else stop - margin
+        if not overlap:
+            if even:
+                last = min(first + stride, size)
+            elif found:
+                first = found[-1].last  # noqa: PLW2901 - an earlier tile counts as far as it can
         found.append(Cut(start, stop, first, last))
     if overlap:
-        shared = [one.last - other.first for one, other in pairwise(found)]
-        found = [
-            Cut(one.start, one.stop, one.first, one.last, left, right)
-            for one, left, right in zip(found, [0, *shared], [*shared, 0], strict=True)
-        ]
+        found = _with_shared([one for one in found if one.first < one.last])
     return found
+
+
+def _with_shared(cuts: list[Cut]) -> list[Cut]:
+    """Return cuts with what neighbours share."""
+    shared = [max(one.last - other.first, 0) for one, other in pairwise(cuts)]
+    return [
+        Cut(one.start, one.stop, one.first, one.last, left, right)
+        for one, left, right in zip(cuts, [0, *shared], [*shared, 0], strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +163,7 @@ class Tiling:
         blend: how.
         group: tiles in a piece, for each axis.
         names: of the axes, for errors.
+        even: pieces begin at multiples of one number, as chunks of a file do.
 
     Example:
         >>> tiling = Tiling(shape=(20, 9), tile=(10, 10), margin=(2, 2))
@@ -155,6 +179,7 @@ class Tiling:
     blend: Blend = "crop"
     group: tuple[int, ...] = ()
     names: str = ""
+    even: bool = False
 
     @cached_property
     def axes(self) -> tuple[list[Cut], ...]:
@@ -163,7 +188,15 @@ class Tiling:
         overlaps, multiples = self.overlap or (0,) * count, self.multiple or (1,) * count
         names = self.names or " " * count
         return tuple(
-            cuts_of(size, tile, margin=margin, overlap=overlap, multiple=multiple, axis=name.strip())
+            cuts_of(
+                size,
+                tile,
+                margin=margin,
+                overlap=overlap,
+                multiple=multiple,
+                even=self.even,
+                axis=name.strip(),
+            )
             for size, tile, margin, overlap, multiple, name in zip(
                 self.shape, self.tile, self.margin, overlaps, multiples, names, strict=True
             )
@@ -176,12 +209,12 @@ class Tiling:
 
     @cached_property
     def _bounds(self) -> tuple[list[int], ...]:
-        """The bounds of the pieces along each axis: in the middle of what neighbours share."""
+        """The bounds of the pieces along each axis: where tiles begin to count."""
         found = []
         for cuts, size, group in zip(
             self.axes, self.shape, self.group or (1,) * len(self.shape), strict=True
         ):
-            inner = [(cut.first + before.last) // 2 for before, cut in pairwise(cuts)]
+            inner = [cut.first for cut in cuts[1:]]
             found.append([0, *inner[group - 1 :: group], size])
         return tuple(found)
 
@@ -235,7 +268,9 @@ class Tiling:
             found = np.maximum(found, least)
         return found
 
-    def grouped(self, voxel_bytes: int, *, most: int, least_bytes: int, largest_bytes: int) -> Tiling:
+    def grouped(
+        self, voxel_bytes: int, *, most: int, least_bytes: int, largest_bytes: int, tiles: int = 1
+    ) -> Tiling:
         """Return this tiling with larger pieces, so that there are few files, each worth its cost.
 
         Args:
@@ -243,6 +278,7 @@ class Tiling:
             most: pieces, unless a piece had `largest_bytes` then.
             least_bytes: of a piece, if there are enough pieces.
             largest_bytes: of a piece.
+            tiles: at least in a piece, as the model gets so many at once.
         """
         group = [1] * len(self.shape)
 
@@ -257,23 +293,24 @@ class Tiling:
             return math.prod(-(-len(cuts) // count) for cuts, count in zip(self.axes, group, strict=True))
 
         few = 64
-        while pieces() > most or (size() < least_bytes and pieces() > few):
+        shares = self.blend != "crop"
+
+        def small() -> bool:
+            """Whether a piece has too few tiles for a batch, or is not whole along the axes that it
+            shares.""" few_tiles = math.prod(map(min, group, map(len, self.axes))) < tiles
+            return few_tiles or (shares and any(map(lt, group[1:], map(len, self.axes[1:]))))
+
+        while pieces() > most or (size() < least_bytes and pieces() > few) or small():
             room = [at for at, cuts in enumerate(self.axes) if group[at] < len(cuts)]
             if not room or size() * 2 > largest_bytes:
                 break
-            # The least along the last axes, whose voxels are neighbours in a file.
-            at = min(room, key=lambda at: (group[at], -at))
+            # The least along the last axes, whose voxels are neighbours in a file. Pieces that share tiles
+            # are
+            # whole along the last axes, so that those that follow each other share tiles along the first
+            # only.
+            at = room[-1] if shares else min(room, key=lambda at: (group[at], -at))
             group[at] *= 2
-        return Tiling(
-            shape=self.shape,
-            tile=self.tile,
-            margin=self.margin,
-            overlap=self.overlap,
-            multiple=self.multiple,
-            blend=self.blend,
-            group=tuple(group),
-            names=self.names,
-        )
+        return replace(self, group=tuple(group))
 
 
 def _along(cut: Cut, tile: int, blend: Blend) -> npt.NDArray[np.float32]:

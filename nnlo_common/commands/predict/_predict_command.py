@@ -24,7 +24,7 @@ from nnlo_common.commands.train._run_plan import side_of
 from nnlo_common.data import list_files
 from nnlo_common.inference import ROC, Confusion, Figure
 
-__all__ = ["PredictRun", "UseRun", "gpu_turns"]
+__all__ = ["PredictRun", "UseRun", "function_named", "gpu_turns"]
 
 
 def gpu_turns(places: Sequence[Place]) -> list[int | None]:
@@ -96,7 +96,7 @@ class PredictRun(UseRun):
             if settings.cache is not None:
                 reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
             figures = {name: _figure(one, name) for name in settings.figures}
-            apply = None if settings.apply is None else _function(one, "--apply", settings.apply)
+            apply = None if settings.apply is None else function_named(one, "--apply", settings.apply)
         options: dict[str, Any] = {
             "batch_size": settings.batch,
             "keep": settings.keep,
@@ -146,7 +146,7 @@ class PredictRun(UseRun):
                     raise ConfigurationError(f"{path} cannot be written ({error})") from None
 
 
-def _function(loaded: Loaded, flag: str, name: str) -> Any:
+def function_named(loaded: Loaded, flag: str, name: str) -> Any:
     found = getattr(loaded.module, name, None)
     if not callable(found):
         names = (
@@ -169,7 +169,7 @@ def _figure(loaded: Loaded, text: str) -> Figure:
         raise ConfigurationError(
             f"--figures {text}: give roc:LABELS, confusion:LABELS:CLASSES, or the name of a function"
         )
-    _function(loaded, "--figures", name)
+    function_named(loaded, "--figures", name)
     found = asked(loaded.module, loaded.path, name)
     if not isinstance(found, Figure):
         raise ConfigurationError(f"--figures {name}: {name}() returned {found!r:.60}; return an nnlo Figure")

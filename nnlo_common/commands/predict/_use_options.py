@@ -1,4 +1,4 @@
-"""Options of `nnlo predict`."""
+"""Options of `nnlo predict` and `nnlo tile`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import Any, Literal
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 
-__all__ = ["PREDICT_OPTIONS", "PredictSettings", "UseSettings", "settings_of_use"]
+__all__ = [
+    "PREDICT_OPTIONS",
+    "PredictSettings",
+    "UseSettings",
+    "settings_of_use",
+    "TILE_OPTIONS",
+    "TileSettings",
+    "numbers",
+]
 
-MODEL, DATA, OUTPUT, RANKS = "Model", "Data", "Result", "Ranks"
+MODEL, DATA, TILES, OUTPUT, RANKS = "Model", "Data", "Tiles", "Result", "Ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +92,56 @@ class PredictSettings(UseSettings):
 
 
 PREDICT_OPTIONS: Mapping[str, Option] = options_of(PredictSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileSettings(UseSettings):
+    """Settings of `nnlo tile`."""
+
+    data: str = option(DATA, "the volume: an .h5, .zarr or .npy file", "FILE", "")
+    dataset: str | None = option(DATA, "the name of the volume in the file; else the only one")
+    axes: str | None = option(
+        DATA, "a letter for each axis: c channels, t volumes apart, others are cut; else yx, zyx, czyx, tczyx"
+    )
+    tile: tuple[str, ...] = option(TILES, "the shape of a tile: a number, or one for each axis", "N", ())
+    margin: tuple[str, ...] = option(
+        TILES, "what does not count at the inner faces of a tile; else the receptive field, measured", "N", ()
+    )
+    blend: Literal["crop", "linear", "gaussian"] = option(
+        TILES, "how neighbours are joined; linear and gaussian blend what they share", default="crop"
+    )
+    overlap: tuple[str, ...] = option(TILES, "what neighbours blend; else a quarter of a tile", "N", ())
+    multiple: tuple[str, ...] = option(TILES, "tiles begin at multiples of it; else as measured", "N", ())
+    batch: int = option(TILES, "tiles that the model gets at once", default=1, least=1)
+    flips: str | None = option(TILES, "flip tiles along these axes, too, and take the mean, e.g. zyx")
+    precision: Literal["float16", "bfloat16"] | None = option(MODEL, "in which a PyTorch model computes")
+    reduce: str | None = option(
+        OUTPUT, "argmax, a number as threshold, or a function of the Python file, before anything is written"
+    )
+    dtype: Literal["float16", "float32", "float64"] | None = option(OUTPUT, "of the floats in the result")
+    plan: bool = option(OUTPUT, "say what the job will do, with a job script, and do nothing", default=False)
+    ranks: int = option(OUTPUT, "with --plan: for so many ranks", default=1, least=1)
+
+    def _contradictions(self) -> Iterator[str]:
+        if not self.data:
+            yield "--data is missing: name the file of the volume"
+        if not self.tile:
+            yield "--tile is missing: give the shape of a tile, e.g. --tile 96, or one number for each axis"
+        if not self.plan:
+            yield from super()._contradictions()
+
+
+TILE_OPTIONS: Mapping[str, Option] = options_of(TileSettings)
+
+
+def numbers(flag: str, words: tuple[str, ...]) -> int | list[int] | None:
+    """Return the whole numbers of an option: one for all axes, or one for each; None: it was not given."""
+    if not words:
+        return None
+    if not all(word.isdecimal() for word in words):
+        raise ConfigurationError(f"--{flag} {' '.join(words)}: give whole numbers, one or as many as axes")
+    found = [int(word) for word in words]
+    return found[0] if len(found) == 1 else found
 
 
 def settings_of_use(kind: type[Any], options: Mapping[str, Option], given: Mapping[str, Given]) -> Any:
