@@ -296,8 +296,8 @@ class Tiling:
         shares = self.blend != "crop"
 
         def small() -> bool:
-            """Whether a piece has too few tiles for a batch, or is not whole along the axes that it
-            shares.""" few_tiles = math.prod(map(min, group, map(len, self.axes))) < tiles
+            """Return whether a piece has too few tiles, or is cut along an axis where it should be whole."""
+            few_tiles = math.prod(map(min, group, map(len, self.axes))) < tiles
             return few_tiles or (shares and any(map(lt, group[1:], map(len, self.axes[1:]))))
 
         while pieces() > most or (size() < least_bytes and pieces() > few) or small():
