@@ -31,6 +31,8 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.data import Prefetch
 from nnlo_common.inference._journal import ResultJournal
+from nnlo_common.inference._object_run import MapRun, ObjectOptions, find_objects
+from nnlo_common.inference._objects import FoundRows, Labelling
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
 from nnlo_common.inference._rows import Compute, sink_class
@@ -74,6 +76,12 @@ class TileOptions:
         reduce: what is made of the outputs before they are written: "argmax", a number as threshold, or a
             function.
         flips: axes along which to flip the tile, too, and to take the mean.
+        objects: "label" for the connected parts of each value, or a function that labels a map; None: none.
+        connectivity: 1: parts are connected over faces; 2: over edges, too; and so on.
+        table: write a table of the objects.
+        points: a function that finds points in a map; None: none.
+        boxes: a function that finds boxes in a map; None: none.
+        context: how many voxels of its neighbours a piece is shown with, to find points or boxes.
         dtype: of the floats that are written.
         compression: of the sink.
         overwrite: remove an earlier result.
@@ -91,6 +99,12 @@ class TileOptions:
     batch_size: int = 1
     reduce: str | float | Callable[[Any], Any] | None = None
     flips: str = ""
+    objects: str | Callable[[Any], Any] | None = None
+    connectivity: int = 1
+    table: bool = False
+    points: Callable[[Any], Any] | None = None
+    boxes: Callable[[Any], Any] | None = None
+    context: int = 16
     dtype: str | None = None
     compression: str | None = None
     overwrite: bool = False
@@ -114,6 +128,32 @@ class TileOptions:
                 f"reduce={self.reduce!r:.60}: give 'argmax', a number as threshold, or a function of the "
                 f"outputs"
             )
+        whole_number("connectivity", self.connectivity, 1)
+        whole_number("context", self.context, 0)
+        if not (self.objects in (None, "label") or callable(self.objects)):
+            raise ConfigurationError(
+                f"objects={self.objects!r:.60}: give 'label', or a function that labels a map"
+            )
+        asked = {"objects": self.objects, "points": self.points, "boxes": self.boxes}
+        given = [name for name, one in asked.items() if one is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"{' and '.join(given)} are results of their own; give one of them")
+        if wrong := [name for name in given if name != "objects" and not callable(asked[name])]:
+            raise ConfigurationError(
+                f"{wrong[0]}={asked[wrong[0]]!r:.60} is not a function; give one of a map"
+            )
+
+    @property
+    def found(self) -> ObjectOptions | None:
+        """What to find in the map; None: the map is the result."""
+        if self.objects is not None:
+            function = self.objects if callable(self.objects) else None
+            return ObjectOptions(labelling=Labelling(self.connectivity, function), table=self.table)
+        finder = self.points or self.boxes
+        if finder is None:
+            return None
+        rows = FoundRows(finder, boxes=self.boxes is not None, context=self.context)
+        return ObjectOptions(rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +167,8 @@ class TileResult:
         outputs: without a file, the output as an array, or several by name; else None.
         path: of the file; None: there is none.
         missing: pieces that other jobs of an array have yet to do.
+        objects: how many objects, points or boxes there are.
+        rows: the points or boxes; None: none were asked for.
         seconds: how long it took.
 
     Example:
@@ -140,10 +182,12 @@ class TileResult:
     outputs: Any = None
     path: Path | None = None
     missing: int = 0
+    objects: int = 0
+    rows: Any = None
     seconds: float = 0.0
 
 
-class TileRun:
+class TileRun(MapRun):
     """What a job of tiles consists of, as one rank sees it before anything is computed.
 
     Args:
@@ -216,6 +260,20 @@ class TileRun:
             largest_bytes=int(_LARGEST_PIECE * voxel / max(self.score_bytes, 1)) + 1,
         )
 
+    def work(self, sink: Sink) -> _TileWork:
+        """Return a rank's work, which writes to a sink."""
+        return _TileWork(self, sink)
+
+    @property
+    def spatial(self) -> str:  # type: ignore[override]
+        """The names of the axes that are cut."""
+        return self.volume.spatial
+
+    @property
+    def has_items(self) -> bool:  # type: ignore[override]
+        """Whether there are several volumes."""
+        return self.volume.has_items
+
     @property
     def pieces(self) -> int:
         """How many pieces there are, of all items."""
@@ -251,9 +309,6 @@ class TileRun:
     def facts(self, model: str) -> dict[str, Any]:
         """Return all that determines the result."""
         options, tiling = self.options, self.tiling
-        reduce = options.reduce
-        if callable(reduce):
-            reduce = getattr(reduce, "__qualname__", type(reduce).__name__)
         return {
             "model": model,
             "volume": [
@@ -271,8 +326,11 @@ class TileRun:
             "group": list(tiling.group),
             "blend": options.blend,
             "batch_size": options.batch_size,
-            "reduce": reduce,
+            "reduce": _called(options.reduce),
             "flips": options.flips,
+            "finds": [_called(options.objects), _called(options.points), _called(options.boxes)],
+            "connectivity": options.connectivity,
+            "context": options.context,
             "compression": options.compression,
         }
 
@@ -383,6 +441,11 @@ class TileRun:
         }
 
 
+def _called(function: Any) -> Any:
+    """Return what tells an option that may be a function from others."""
+    return getattr(function, "__qualname__", type(function).__name__) if callable(function) else function
+
+
 def tile_of(volume: Volume, options: TileOptions) -> tuple[int, ...]:
     """Return the shape of a tile: not larger than the volume."""
     asked = per_axis("tile", options.tile, volume.spatial, 1)
@@ -454,6 +517,32 @@ def infer_over_tiles(
                 raise ConfigurationError(
                     "a part of a volume without a file is lost; name one (out=, or --out)"
                 )
+            if place is None and options.found is not None:
+                raise ConfigurationError("objects, points and boxes need a file; name one (out=, or --out)")
+        if place is not None and options.found is not None:
+            result = find_objects(
+                run,
+                place,
+                options.found,
+                facts=run.facts(model),
+                world=world,
+                part=part,
+                overwrite=options.overwrite,
+                compression=options.compression,
+                progress=options.progress,
+                sink_class=sink_class,
+            )
+            return TileResult(
+                shape=volume.shape,
+                tiles=run.tiling.tiles * volume.items,
+                margin=run.tiling.margin,
+                path=place,
+                missing=result.missing,
+                objects=result.count,
+                rows=result.rows,
+                seconds=time.perf_counter() - began_s,
+            )
+        with together(world):
             sink = sink_class(place)(place or Path(), run.wholes, compression=options.compression)
             if isinstance(sink, ZarrSink):
                 sink.chunked(run.regions)

@@ -10,7 +10,7 @@ At the volume's own border nothing is dropped: the model sees its own padding th
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -248,6 +248,15 @@ class Tiling:
         ]
         for place in product(*along):
             yield place, Tile(tuple(cuts[at] for cuts, at in zip(self.axes, place, strict=True)))
+
+    def pieces_in(self, region: Region) -> Iterator[int]:
+        """Yield the numbers of the pieces that have some of a region."""
+        along = [
+            range(bisect_right(bounds, part.start) - 1, bisect_left(bounds, part.stop))
+            for bounds, part in zip(self._bounds, region, strict=True)
+        ]
+        for place in product(*along):
+            yield int(np.ravel_multi_index(place, self._counts))
 
     def last_piece_of(self, tile: Tile) -> int:
         """Return the number of the last piece in which a tile counts."""
