@@ -33,6 +33,7 @@ from nnlo_common.base._layout import Layout, Segment
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology
+from nnlo_common.inference import ROC, Confusion, Figure, Prediction, TileResult
 from nnlo_common.training._early_stopping import EarlyStopping, Target
 from nnlo_common.training._participant import Participant
 from nnlo_common.training._rank_parts import TrainingReport
@@ -45,9 +46,11 @@ __all__ = [
     "Adam",
     "Arrangement",
     "ConfigurationError",
+    "Confusion",
     "DivergedError",
     "DroppedError",
     "EarlyStopping",
+    "Figure",
     "FlatVector",
     "Frame",
     "GainReport",
@@ -59,12 +62,15 @@ __all__ = [
     "NoiseScale",
     "Participant",
     "PeerLostError",
+    "Prediction",
     "ProtocolError",
     "RMSprop",
+    "ROC",
     "Segment",
     "SGD",
     "StartupError",
     "Target",
+    "TileResult",
     "Topology",
     "TrainingReport",
     "VectorOptimizer",

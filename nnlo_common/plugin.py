@@ -49,6 +49,8 @@ from nnlo_common.data import (
 )
 from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
+from nnlo_common.inference import Ensemble, RowOptions, TileOptions, infer_over_tiles, models_in, predict_rows
+from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.training._all_reduce import AUTO, AllReduce
@@ -114,6 +116,7 @@ __all__ = [
     "BatchOptions",
     "begin_torch_profile",
     "brief",
+    "changed",
     "check_assignment",
     "check_entries",
     "check_place_in_data",
@@ -133,6 +136,7 @@ __all__ = [
     "End",
     "end_of",
     "engine",
+    "Ensemble",
     "epoch_order",
     "MOST_PASSES",
     "EpochMeanQuery",
@@ -146,6 +150,7 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
+    "infer_over_tiles",
     "Interrupts",
     "is_live",
     "is_number",
@@ -158,6 +163,7 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
+    "models_in",
     "Moment",
     "Moves",
     "Moving",
@@ -174,6 +180,7 @@ __all__ = [
     "path_of",
     "Periodic",
     "portion",
+    "predict_rows",
     "PRESENT",
     "ProgressDisplay",
     "Query",
@@ -187,6 +194,7 @@ __all__ = [
     "readable_file",
     "Reading",
     "Reducer",
+    "RowOptions",
     "run_block",
     "run_coordinator",
     "running",
@@ -212,6 +220,7 @@ __all__ = [
     "table",
     "TeamMessage",
     "ThreadReducer",
+    "TileOptions",
     "TimeLeft",
     "Trainer",
     "TrialChooser",

@@ -38,6 +38,7 @@ from nnlo_keras._callbacks import (
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._gpu import use_gpu
 from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._inference import infer_tiles, predict
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import *  # noqa: F403 - a wrapper for each algorithm
@@ -58,7 +59,9 @@ __all__ = [
     "WarmUp",
     "Wrapper",
     "epochs_per_rank",
+    "infer_tiles",
     "optimize",
+    "predict",
     "scale_lr",
     "shard",
     "use_gpu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from nnlo_common.plugin import (
 )
 from nnlo_keras._compat import synchronise
 from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._inference import KerasCompute, checksum
 from nnlo_keras._seeding import seed_generators as seed
 
-__all__ = ["fill", "forget", "load", "prepare", "seed"]
+__all__ = ["fill", "forget", "load", "placed", "prepare", "seed", "tile_parts"]
 
 #: Metrics that `compile` accepts besides the names of `keras.metrics`.
 _COMPILE_NAMES = ("accuracy", "acc", "crossentropy", "ce")
@@ -66,6 +68,18 @@ def fill(model: Any, path: Path, trusted: bool) -> None:  # noqa: ARG001 - Keras
             "call it once"
         )
     model.load_weights(path)
+
+
+def placed(model: Any) -> Any:
+    """Return a model: Keras has made it where it is."""
+    return model
+
+
+def tile_parts(model: Any, precision: str | None) -> Any:
+    """Return a model as the core calls it with tiles, its checksum, and the context to run it in."""
+    if precision is not None:
+        raise ConfigurationError("--precision is for PyTorch; a Keras model has its own dtype policy")
+    return KerasCompute(model, tiles=True), checksum([model]), nullcontext()
 
 
 def forget() -> None:

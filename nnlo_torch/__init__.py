@@ -25,6 +25,7 @@ from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
+from nnlo_torch._inference import infer_tiles, predict
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
@@ -46,7 +47,9 @@ __all__ = [
     "Wrapper",
     "device",
     "epochs_per_rank",
+    "infer_tiles",
     "optimize",
+    "predict",
     "scale_lr",
 ]
 __all__ += _wrappers.__all__

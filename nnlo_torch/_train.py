@@ -17,12 +17,14 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches, tensors_of
+from nnlo_torch._inference import TorchCompute, checksum
+from nnlo_torch._inference import running as running_models
 from nnlo_torch._rate_schedule import RateSchedule
 from nnlo_torch._start_weights import fill
 from nnlo_torch._train_parts import function_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["fill", "forget", "load", "prepare", "seed"]
+__all__ = ["fill", "forget", "load", "placed", "prepare", "seed", "tile_parts"]
 
 
 def seed(number: int) -> None:
@@ -46,6 +48,16 @@ def load(path: Path, trusted: bool) -> Any:
             f"the model, and the weights by --from {path}"
         )
     return model
+
+
+def placed(model: Any) -> Any:
+    """Return a model on the GPU, if this rank has one."""
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tile_parts(model: Any, precision: str | None) -> Any:
+    """Return a model as the core calls it with tiles, its checksum, and the context to run it in."""
+    return TorchCompute(model, precision), checksum([model]) + (precision or ""), running_models([model])
 
 
 def forget() -> None:

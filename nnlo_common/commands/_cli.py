@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
+from nnlo_common.commands.predict._use_options import PREDICT_OPTIONS, TILE_OPTIONS
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option, nearest
@@ -18,8 +20,17 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "report", "top", "trace", "train", "tune")
+COMMANDS = ("demo", "doctor", "predict", "report", "tile", "top", "trace", "train", "tune")
+#: Commands that all ranks run together, whose options may also be in a file: where each is.
+IN_JOB = {
+    "predict": ("nnlo_common.commands.predict._predict_command", "PredictRun"),
+    "tile": ("nnlo_common.commands.predict._tile_command", "TileCommandRun"),
+    "train": ("nnlo_common.commands.train._train_command", "TrainRun"),
+    "tune": ("nnlo_common.commands.tune._tune_command", "SearchRun"),
+}
 SHORT = {
+    "predict": "compute a trained model's outputs for all samples of HDF5 files",
+    "tile": "apply a trained model to a volume or an image of any size, in tiles",
     "train": "train a model on lists of HDF5 files, without a script",
     "tune": "search for the best options and parameters of trainings",
 }
@@ -37,6 +48,32 @@ AFTER_TRAIN = """\
 The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
 config.toml, which --config takes. The exit status is 2 if the command is refused before the
 training, 1 if the training fails. docs/train.md has more.
+"""
+PREDICT = """\
+Compute a model's outputs for all samples of HDF5 files, with all ranks:
+
+  mpiexec -n 8 nnlo predict runs/net-1 --data 'events/*.h5' --out scores.h5 --keep event_id
+  nnlo predict net.keras --data events.list --features-name jets --out scores.npy
+
+MODEL is the folder of a run, .keras, or a Python file with --from weights. Several models are
+an ensemble: the result has their mean, and NAME_spread. Killed, the same command continues.
+"""
+AFTER_PREDICT = """\
+The result has a row for each sample, in the order of the files: the dataset "prediction", or one
+for each name of the model's outputs. docs/predict.md has more.
+"""
+TILE = """\
+Apply a model to a volume or an image of any size, in tiles, with all ranks:
+
+  nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --plan
+  mpiexec -n 8 nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --reduce argmax --out labels.h5
+
+By default tiles are cropped by the measured receptive field, so that the result is that of the
+whole volume at once. Killed, the same command continues.
+"""
+AFTER_TILE = """\
+The result has the axes of the volume, with the channels of the output in front. docs/tiles.md has
+more.
 """
 TUNE = """\
 Search for the best options of `nnlo train`, and parameters of the model:
@@ -67,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse_alike(f"{asked} (nnlo has {', '.join(COMMANDS)}; see nnlo --help)", "")
     try:
         options, unknown = parser.parse_known_args(words)
-        if unknown and options.command not in ("train", "tune"):
+        if unknown and options.command not in IN_JOB:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), named)
@@ -155,6 +192,10 @@ def _parser() -> Parser:
     )
     demo.add_argument("--algorithm", choices=ALGORITHMS, default="steady", help=", ".join(ALGORITHMS))
     demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
+    predict = _add(commands, "predict", PREDICT_OPTIONS.values(), description=PREDICT, epilog=AFTER_PREDICT)
+    tile = _add(commands, "tile", TILE_OPTIONS.values(), description=TILE, epilog=AFTER_TILE)
+    tile.add_argument("models", nargs=1, metavar="MODEL", help="the folder of a run, or a file")
+    predict.add_argument("models", nargs="+", metavar="MODEL", help="the folder of a run, or a file")
     _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     return parser
@@ -177,13 +218,23 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, at least 0.1")
 
 
-def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> None:
-    """Add a command that takes options."""
-    usage = f"nnlo {name} --model FILE --train FILE [FILE ...] --loss NAME [options]"
+USAGE = {
+    "predict": "MODEL [MODEL ...] --data FILE [FILE ...] --out FILE [options]",
+    "tile": "MODEL --data FILE --tile N [N ...] --out FILE [options]",
+    "train": "--model FILE --train FILE [FILE ...] --loss NAME [options]",
+    "tune": "--model FILE --train FILE [FILE ...] --loss NAME [options]",
+}
+
+
+def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> argparse.ArgumentParser:
+    """Add a command that takes options, and return its parser."""
+    usage = f"nnlo {name} {USAGE[name]}"
     command = commands.add_parser(
         name, help=SHORT[name], usage=usage, formatter_class=layout, allow_abbrev=False, **texts
     )
     add_flags(command, options)
+    made: argparse.ArgumentParser = command
+    return made
 
 
 def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
@@ -199,13 +250,8 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
             return run_demo(**flags)
         except MissingExtraError as error:
             return refuse_alike(str(error), command)
-    if command == "train":
-        from nnlo_common.commands.train._train_command import TrainRun
-
-        return run_in_job(command, TrainRun, flags, unknown)
-    from nnlo_common.commands.tune._tune_command import SearchRun
-
-    return run_in_job(command, SearchRun, flags, unknown)
+    module, name = IN_JOB[command]
+    return run_in_job(command, getattr(importlib.import_module(module), name), flags, unknown)
 
 
 def _look(command: str, flags: dict[str, Any]) -> int:

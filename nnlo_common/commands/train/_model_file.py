@@ -12,7 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import read_whole, readable_file
@@ -26,10 +26,9 @@ from nnlo_common.commands.train._python_file import (
     import_file,
     made_model,
 )
-from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._start_weights import fill, weights_file
 
-__all__ = ["Loaded", "check_model", "choose_back_end", "load_model", "plug_in"]
+__all__ = ["Loaded", "ModelSettings", "check_model", "choose_back_end", "load_model", "plug_in"]
 
 _INFLATED = 20  # how much larger than the file its parts may be
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
@@ -55,7 +54,22 @@ class Loaded:
     module: ModuleType | None = None
 
 
-def check_model(settings: Settings) -> Path:
+class ModelSettings(Protocol):
+    """The settings of a command that a model comes from."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def model_params(self) -> dict[str, Any]: ...
+    @property
+    def from_(self) -> str | None: ...
+    @property
+    def allow_pickle(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def check_model(settings: ModelSettings) -> Path:
     """Check the model file without a framework; return its path."""
     path = Path(settings.model).expanduser().resolve()
     _check_readable(path)
@@ -171,7 +185,7 @@ def _described(found: Any) -> Iterator[dict[str, Any]]:
             waiting += one
 
 
-def load_model(settings: Settings, path: Path) -> Loaded:
+def load_model(settings: ModelSettings, path: Path) -> Loaded:
     """Load the model with its framework, after seeding."""
     module, suffix = None, path.suffix.lower()
     if suffix == ".py":

@@ -24,7 +24,7 @@ from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
 
-__all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of"]
+__all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of", "side_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +201,8 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     if not files["--train"]:
         raise ConfigurationError("--train is missing: name HDF5 files, a pattern, or a list file")
     reading = Reading(check_finite=settings.check_finite)
-    reading["features"], adapt_features = _side(loaded, "features", settings.features_name)
-    reading["labels"], adapt_labels = _side(loaded, "labels", settings.labels_name)
+    reading["features"], adapt_features = side_of(loaded, "features", settings.features_name)
+    reading["labels"], adapt_labels = side_of(loaded, "labels", settings.labels_name)
     reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
     if settings.cache is not None:
         reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
@@ -221,7 +221,7 @@ def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Dat
     )
 
 
-def _side(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
+def side_of(loaded: Loaded, side: str, given: tuple[str, ...]) -> tuple[Any, Any]:
     """Return the dataset names of the features or labels, and the function that adapts the arrays."""
     found = asked(loaded.module, loaded.path, f"get_{side}")
     name, adaptor = found if isinstance(found, tuple) and len(found) == 2 else (found or side, None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import readable_file
 from nnlo_common.commands.train._job import brief
-from nnlo_common.commands.train._settings import Settings
 
 __all__ = ["SUFFIXES", "check_weights_file", "fill", "weights_file"]
 
@@ -21,7 +20,12 @@ _OF_RUN = ("model.keras", "weights.pt")
 _ALL = ", ".join([*SUFFIXES["keras"], *SUFFIXES["torch"]])
 
 
-def weights_file(settings: Settings) -> Path | None:
+class _From(Protocol):
+    @property
+    def from_(self) -> str | None: ...
+
+
+def weights_file(settings: _From) -> Path | None:
     """Return the file that `--from` names; of the folder of a run, its model."""
     if settings.from_ is None:
         return None
@@ -37,7 +41,7 @@ def weights_file(settings: Settings) -> Path | None:
     return found
 
 
-def check_weights_file(settings: Settings) -> None:
+def check_weights_file(settings: _From) -> None:
     """Refuse a file of `--from` that cannot be read, or is no file of weights, without a framework."""
     path = weights_file(settings)
     if path is None:

@@ -1,0 +1,98 @@
+"""Models that a command uses: of the folder of a run, with its own options, or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._limited_formats import LARGEST_TOML
+from nnlo_common.commands.predict._use_options import UseSettings
+from nnlo_common.commands.train._model_file import Loaded, check_model, load_model, plug_in
+from nnlo_common.commands.train._option_files import option_text, parsed_toml
+from nnlo_common.commands.train._start_weights import check_weights_file
+
+__all__ = ["UsedModel", "check_models", "load_models"]
+
+_CONFIG = "config.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedModel:
+    """Where a model comes from; what `load_model` needs.
+
+    Attributes:
+        model: the path of its file.
+        model_params: arguments of get_model().
+        from_: its weights; None: the file has them.
+        allow_pickle: whether files may run code.
+        seed: of what the file draws.
+        features_name: the features of its training, if it is of a run.
+    """
+
+    model: str
+    model_params: dict[str, Any]
+    from_: str | None
+    allow_pickle: bool
+    seed: int
+    features_name: tuple[str, ...] = ()
+
+
+def check_models(names: Sequence[str], settings: UseSettings) -> list[UsedModel]:
+    """Check models without a framework; return where they come from."""
+    found = [_used(name, settings) for name in names]
+    for one in found:
+        check_model(one)
+        check_weights_file(one)
+        untrained = one.from_ is None and one.model.endswith((".py", ".json"))
+        if untrained:
+            raise ConfigurationError(
+                f"{one.model} is a model without its weights; add --from FILE, or name the folder of a run"
+            )
+    return found
+
+
+def load_models(used: Sequence[UsedModel]) -> list[Loaded]:
+    """Load models, on this rank's device; refuse several frameworks."""
+    loaded = [load_model(one, Path(one.model).expanduser().resolve()) for one in used]
+    kinds = sorted({one.framework for one in loaded})
+    if len(kinds) > 1:
+        raise ConfigurationError(f"the models are of {' and '.join(kinds)}; give models of one framework")
+    for one in loaded:
+        plug_in(one.framework).placed(one.model)
+    return loaded
+
+
+def _used(name: str, settings: UseSettings) -> UsedModel:
+    path = Path(name).expanduser().resolve()
+    if not path.is_dir():
+        return UsedModel(
+            model=str(path),
+            model_params=settings.model_params,
+            from_=settings.from_,
+            allow_pickle=settings.allow_pickle,
+            seed=settings.seed,
+        )
+    if settings.from_ is not None:
+        raise ConfigurationError(f"{path} is the folder of a run, which has its weights; leave out --from")
+    if not (path / _CONFIG).is_file():
+        raise ConfigurationError(
+            f"{path} is not the folder of a run: it has no {_CONFIG}; name a run, or the file of a model"
+        )
+    config = parsed_toml(option_text(path / _CONFIG, str(path), LARGEST_TOML), str(path))
+    features, params = config.get("features_name", ()), config.get("model_params", {})
+    features = (features,) if isinstance(features, str) else features
+    if not isinstance(config.get("model"), str) or not isinstance(params, dict):
+        raise ConfigurationError(
+            f"{path / _CONFIG} names no model; name the file of a model instead of the run"
+        )
+    return UsedModel(
+        model=config["model"],
+        model_params={**params, **settings.model_params},
+        from_=str(path),
+        allow_pickle=settings.allow_pickle or config.get("allow_pickle") is True,
+        seed=settings.seed,
+        features_name=tuple(map(str, features)),
+    )

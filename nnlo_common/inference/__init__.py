@@ -1,0 +1,42 @@
+"""Using a model over ranks: predicting samples, and volumes in tiles.
+
+Holds: pieces of work shared out over ranks, `sinks/` (a format is one file), the journal of what is written,
+    rows,
+tiles, blending, receptive fields, objects.
+May import: `base`, `data`, `protocol`, `cluster`; h5py, zarr where a file is opened.
+Must not know: frameworks, training.
+"""
+
+from __future__ import annotations
+
+from nnlo_common.inference._figures import ROC, Confusion, Figure
+from nnlo_common.inference._rows import (
+    ArraySource,
+    Compute,
+    Ensemble,
+    Prediction,
+    RowOptions,
+    files_in,
+    models_in,
+    predict_rows,
+    source_of,
+)
+from nnlo_common.inference._tile_run import TileOptions, TileResult, infer_over_tiles
+
+__all__ = [
+    "ArraySource",
+    "Compute",
+    "Confusion",
+    "Ensemble",
+    "Figure",
+    "files_in",
+    "models_in",
+    "infer_over_tiles",
+    "Prediction",
+    "predict_rows",
+    "ROC",
+    "RowOptions",
+    "source_of",
+    "TileOptions",
+    "TileResult",
+]

@@ -1,0 +1,765 @@
+"""Tiles over ranks: each piece of a volume is read once, computed tile by tile, blended and written.
+
+Requirements that shaped this module:
+
+* The scores of all classes exist for one piece only: `reduce` runs before anything is written.
+* The sums of a piece are made in the order of its tiles, whoever computes it, so that ranks do not change
+  bits.
+* Where neighbours blend, a tile counts in several pieces; its outputs are kept while this rank may need them
+  again, and computed again elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.cluster.transport._endpoint import RankWorld
+from nnlo_common.data import Prefetch
+from nnlo_common.inference._journal import ResultJournal
+from nnlo_common.inference._object_run import MapRun, ObjectOptions, find_objects
+from nnlo_common.inference._objects import FoundRows, Labelling
+from nnlo_common.inference._pieces import Following, run_pieces
+from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
+from nnlo_common.inference._rows import Compute, sink_class
+from nnlo_common.inference._running import (
+    Progress,
+    RecordedJob,
+    WriteQueue,
+    agreed,
+    array_share,
+    open_journal,
+    share_of,
+    together,
+)
+from nnlo_common.inference._structure import Named, named_arrays
+from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, per_axis
+from nnlo_common.inference._volumes import Volume, opened_volume
+from nnlo_common.inference.sinks import MemorySink, PieceWriter, Region, Sink, Whole, ZarrSink
+
+__all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
+
+_MOST_PIECES = 2048
+_PIECE_BYTES, _LARGEST_PIECE = 2**20, 2**28
+_KEPT_BYTES = 2**29  # of outputs of tiles that other pieces need, too
+
+Place = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileOptions:
+    """Options of an inference by tiles.
+
+    Attributes:
+        tile: the shape of a tile: a number, or one for each axis.
+        margin: what does not count at inner faces; None: the measured receptive field.
+        overlap: what neighbours blend; None: a quarter of a tile, or nothing where they are cropped.
+        blend: "crop", "linear" or "gaussian".
+        multiple: what tiles are aligned to; None: as measured.
+        axes: the letters of the array's axes.
+        dataset: its name in the file.
+        batch_size: tiles that the model gets at once.
+        reduce: what is made of the outputs before they are written: "argmax", a number as threshold, or a
+            function.
+        flips: axes along which to flip the tile, too, and to take the mean.
+        objects: "label" for the connected parts of each value, or a function that labels a map; None: none.
+        connectivity: 1: parts are connected over faces; 2: over edges, too; and so on.
+        table: write a table of the objects.
+        points: a function that finds points in a map; None: none.
+        boxes: a function that finds boxes in a map; None: none.
+        context: how many voxels of its neighbours a piece is shown with, to find points or boxes.
+        dtype: of the floats that are written.
+        compression: of the sink.
+        overwrite: remove an earlier result.
+        part: which job of an array this is.
+        progress: print how far it is.
+    """
+
+    tile: int | Sequence[int]
+    margin: int | Sequence[int] | None = None
+    overlap: int | Sequence[int] | None = None
+    blend: Blend = "crop"
+    multiple: int | Sequence[int] | None = None
+    axes: str | None = None
+    dataset: str | None = None
+    batch_size: int = 1
+    reduce: str | float | Callable[[Any], Any] | None = None
+    flips: str = ""
+    objects: str | Callable[[Any], Any] | None = None
+    connectivity: int = 1
+    table: bool = False
+    points: Callable[[Any], Any] | None = None
+    boxes: Callable[[Any], Any] | None = None
+    context: int = 16
+    dtype: str | None = None
+    compression: str | None = None
+    overwrite: bool = False
+    part: str | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size, 1)
+        if self.blend not in BLENDS:
+            raise ConfigurationError(f"blend={self.blend!r}: give one of {', '.join(BLENDS)}")
+        if self.blend == "crop" and self.overlap is not None:
+            raise ConfigurationError(
+                f"overlap={self.overlap!r}: tiles that are cropped share nothing; give margin=, or "
+                f"blend='gaussian'"
+            )
+        if self.dtype not in (None, "float16", "float32", "float64"):
+            raise ConfigurationError(f"dtype={self.dtype!r}: give float16, float32 or float64, or nothing")
+        number = isinstance(self.reduce, int | float) and not isinstance(self.reduce, bool)
+        if not (self.reduce in (None, "argmax") or number or callable(self.reduce)):
+            raise ConfigurationError(
+                f"reduce={self.reduce!r:.60}: give 'argmax', a number as threshold, or a function of the "
+                f"outputs"
+            )
+        whole_number("connectivity", self.connectivity, 1)
+        whole_number("context", self.context, 0)
+        if not (self.objects in (None, "label") or callable(self.objects)):
+            raise ConfigurationError(
+                f"objects={self.objects!r:.60}: give 'label', or a function that labels a map"
+            )
+        asked = {"objects": self.objects, "points": self.points, "boxes": self.boxes}
+        given = [name for name, one in asked.items() if one is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"{' and '.join(given)} are results of their own; give one of them")
+        if wrong := [name for name in given if name != "objects" and not callable(asked[name])]:
+            raise ConfigurationError(
+                f"{wrong[0]}={asked[wrong[0]]!r:.60} is not a function; give one of a map"
+            )
+
+    @property
+    def found(self) -> ObjectOptions | None:
+        """What to find in the map; None: the map is the result."""
+        if self.objects is not None:
+            function = self.objects if callable(self.objects) else None
+            return ObjectOptions(labelling=Labelling(self.connectivity, function), table=self.table)
+        finder = self.points or self.boxes
+        if finder is None:
+            return None
+        rows = FoundRows(finder, boxes=self.boxes is not None, context=self.context)
+        return ObjectOptions(rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileResult:
+    """The outcome of an inference by tiles, the same on all ranks.
+
+    Attributes:
+        shape: of the volume.
+        tiles: how many tiles it was cut into.
+        margin: what did not count at their inner faces.
+        outputs: without a file, the output as an array, or several by name; else None.
+        path: of the file; None: there is none.
+        missing: pieces that other jobs of an array have yet to do.
+        objects: how many objects, points or boxes there are.
+        rows: the points or boxes; None: none were asked for.
+        seconds: how long it took.
+
+    Example:
+        >>> TileResult(shape=(8, 8), tiles=4, margin=(1, 1)).missing
+        0
+    """
+
+    shape: tuple[int, ...]
+    tiles: int
+    margin: tuple[int, ...]
+    outputs: Any = None
+    path: Path | None = None
+    missing: int = 0
+    objects: int = 0
+    rows: Any = None
+    seconds: float = 0.0
+
+
+class TileRun(MapRun):
+    """What a job of tiles consists of, as one rank sees it before anything is computed.
+
+    Args:
+        compute: the model, of batches (tiles, channels, ...).
+        volume: to cut.
+        options: of the job.
+        field: the receptive field, if it was measured.
+        even: pieces are to be whole chunks of a file.
+
+    Attributes:
+        tiling: the tiles.
+        wholes: the arrays of the result.
+        seconds: that the model took for one tile, with its flips.
+        score_bytes: that the model's outputs have for each voxel.
+        voxel_bytes: that the result has for each voxel.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        volume: Volume,
+        options: TileOptions,
+        field: ReceptiveField | None = None,
+        *,
+        even: bool = False,
+    ) -> None:
+        self.compute, self.volume, self.options, self.field = compute, volume, options, field
+        axes, tile = volume.spatial, tile_of(volume, options)
+        unknown = set(options.flips) - set(axes)
+        if unknown:
+            raise ConfigurationError(
+                f"flips={options.flips!r}: there is no axis {min(unknown)!r}, only {axes}"
+            )
+        self.flips = [
+            flip for count in range(len(options.flips) + 1) for flip in combinations(options.flips, count)
+        ]
+        margin, multiple = self._margin()
+        overlap = options.overlap
+        if overlap is None:
+            overlap = 0 if options.blend == "crop" else tuple(one // 4 for one in tile)
+        for name, one, step in zip(axes, tile, multiple, strict=True):
+            if one % step and one < volume.shape[axes.index(name)]:
+                raise ConfigurationError(
+                    f"a tile of {one} along {name} is not a multiple of {step}, by which the network's "
+                    f"strides divide "
+                    f"it; give {-(-one // step) * step}"
+                )
+        self.tiling = Tiling(
+            shape=volume.shape,
+            tile=tile,
+            margin=margin,
+            overlap=per_axis("overlap", overlap, axes, 0),
+            multiple=multiple,
+            blend=options.blend,
+            names=axes,
+            even=even,
+        )
+        _ = self.tiling.axes  # refuses a margin too large
+        self.seconds = 0.0
+        self.wholes = self._tried()
+        voxel = self.voxel_bytes = sum(
+            math.prod(one.shape) * one.dtype.itemsize / math.prod(volume.shape) / volume.items
+            for one in self.wholes.values()
+        )
+        self.tiling = self.tiling.grouped(
+            math.ceil(voxel),
+            most=_MOST_PIECES // volume.items or 1,
+            least_bytes=_PIECE_BYTES,
+            tiles=options.batch_size,
+            largest_bytes=int(_LARGEST_PIECE * voxel / max(self.score_bytes, 1)) + 1,
+        )
+
+    def work(self, sink: Sink) -> _TileWork:
+        """Return a rank's work, which writes to a sink."""
+        return _TileWork(self, sink)
+
+    @property
+    def spatial(self) -> str:  # type: ignore[override]
+        """The names of the axes that are cut."""
+        return self.volume.spatial
+
+    @property
+    def has_items(self) -> bool:  # type: ignore[override]
+        """Whether there are several volumes."""
+        return self.volume.has_items
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces there are, of all items."""
+        return self.volume.items * self.tiling.pieces
+
+    def place(self, piece: int) -> tuple[int, Region]:
+        """Return the item and the region of a piece."""
+        item, number = divmod(piece, self.tiling.pieces)
+        return item, self.tiling.piece(number)
+
+    def regions(self, piece: int) -> dict[str, Region]:
+        """Return what a piece fills of each array."""
+        item, region = self.place(piece)
+        return {name: self.region(name, item, region) for name in self.wholes}
+
+    def region(self, name: str, item: int, region: Region) -> Region:
+        """Return the place of a region in an array."""
+        shape, lead = self.wholes[name].shape, list[slice]()
+        if self.volume.has_items:
+            lead.append(slice(item, item + 1))
+        lead += [slice(0, size) for size in shape[len(lead) : len(shape) - len(region)]]
+        return (*lead, *region)
+
+    def input_of(self, piece: int) -> tuple[int, Region]:
+        """Return the item and the region of it that a piece needs."""
+        item, region = self.place(piece)
+        tiles = [tile for _, tile in self.tiling.tiles_of(region)]
+        return item, tuple(
+            slice(min(tile.cuts[axis].start for tile in tiles), max(tile.cuts[axis].stop for tile in tiles))
+            for axis in range(len(region))
+        )
+
+    def facts(self, model: str) -> dict[str, Any]:
+        """Return all that determines the result."""
+        options, tiling = self.options, self.tiling
+        return {
+            "model": model,
+            "volume": [
+                list(self.volume.shape),
+                self.volume.items,
+                self.volume.channels,
+                str(self.volume.dtype),
+            ],
+            "data": self.volume.mark(),
+            "outputs": {name: [list(one.shape), str(one.dtype)] for name, one in self.wholes.items()},
+            "tile": list(tiling.tile),
+            "margin": list(tiling.margin),
+            "overlap": list(tiling.overlap),
+            "multiple": list(tiling.multiple),
+            "group": list(tiling.group),
+            "blend": options.blend,
+            "batch_size": options.batch_size,
+            "reduce": _called(options.reduce),
+            "flips": options.flips,
+            "finds": [_called(options.objects), _called(options.points), _called(options.boxes)],
+            "connectivity": options.connectivity,
+            "context": options.context,
+            "compression": options.compression,
+        }
+
+    def begin(self, tiles: Sequence[npt.NDArray[Any]]) -> list[Any]:
+        """Begin to compute tiles of one shape, for each flip."""
+        batch = np.stack(tiles)
+        return [
+            self.compute.begin(np.ascontiguousarray(np.flip(batch, self._axes(flip)))) for flip in self.flips
+        ]
+
+    def outputs(self, handles: Sequence[Any], shape: tuple[int, ...], count: int) -> Named:
+        """Return the outputs of tiles, with channels in front of each, as the mean over flips."""
+        total: Named = {}
+        for flip, handle in zip(self.flips, handles, strict=True):
+            for name, one in named_arrays(self.compute.result(handle), "the model", count).items():
+                check_fits(name, one, shape)
+                full = one.reshape(count, -1, *shape)
+                back = np.flip(full, self._axes(flip)) if flip else full
+                total[name] = total[name] + back if name in total else back
+        if len(self.flips) > 1:
+            total = {name: one / np.float32(len(self.flips)) for name, one in total.items()}
+        return total
+
+    def reduced(self, outputs: Named) -> Named:
+        """Return what is written of a region: of arrays (channels, ...)."""
+        reduce = self.options.reduce
+        given: Any = outputs
+        if reduce is not None:
+            given = next(iter(outputs.values())) if len(outputs) == 1 else outputs
+            if not callable(reduce) and len(outputs) > 1:
+                raise ConfigurationError(
+                    f"reduce={reduce!r} is for one output, but the model has {', '.join(outputs)}; give a "
+                    f"function"
+                )
+            if reduce == "argmax":
+                given = given.argmax(0).astype(np.min_scalar_type(max(len(given) - 1, 1)))
+            elif callable(reduce):
+                given = reduce(given)
+            else:
+                given = (given > reduce).astype(np.uint8)
+        found = named_arrays(given, "reduce" if reduce is not None else "the model")
+        dtype = self.options.dtype
+        if dtype is not None:
+            found = {name: one.astype(dtype) if one.dtype.kind == "f" else one for name, one in found.items()}
+        return {name: one.astype(np.uint8) if one.dtype.kind == "b" else one for name, one in found.items()}
+
+    def written(self, outputs: Named, region: Region) -> Named:
+        """Return what is written of a region, without the axis of a single channel; check its shape."""
+        shape = tuple(one.stop - one.start for one in region)
+        found = {}
+        for name, one in self.reduced(outputs).items():
+            if one.shape[-len(shape) :] != shape or one.ndim > len(shape) + 1:
+                raise ConfigurationError(
+                    f"reduce returned {name!r} of shape {one.shape} for a region of {shape}; it must keep "
+                    f"the axes of "
+                    "the volume"
+                )
+            found[name] = one.reshape(shape) if one.size == math.prod(shape) else one
+        return found
+
+    def _axes(self, flip: Sequence[str]) -> tuple[int, ...]:
+        return tuple(2 + self.volume.spatial.index(one) for one in flip)
+
+    def _margin(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the margin and the alignment for each axis: as given, else as measured."""
+        options, axes = self.options, self.volume.spatial
+        if self.field is None:
+            margin = per_axis("margin", options.margin or 0, axes, 0)
+            return margin, per_axis("multiple", options.multiple or 1, axes, 1)
+        found = self.field.margin
+        if None in found:
+            raise ConfigurationError(
+                f"the receptive field is unbounded along {axes[found.index(None)]}: each output depends on "
+                f"all of "
+                "the volume, as with attention or a normalisation over it, or on more than could be looked "
+                "at. "
+                "Tiles cannot give what the whole volume would; give a margin by hand, e.g. an eighth of a "
+                "tile"
+            )
+        margin = tuple(one or 0 for one in found)
+        if options.multiple is not None:
+            return margin, per_axis("multiple", options.multiple, axes, 1)
+        return margin, tuple(one or 1 for one in self.field.period)
+
+    def _tried(self) -> dict[str, Whole]:
+        """Compute one tile, and return the arrays of the result."""
+        _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
+        data = self.volume.read(0, tile.region)
+        try:
+            outputs = self.outputs(self.begin([data]), tile.shape, 1)
+            began_s = time.perf_counter()
+            self.outputs(self.begin([data]), tile.shape, 1)
+            self.seconds = time.perf_counter() - began_s
+            self.score_bytes = sum(one.nbytes for one in outputs.values()) // math.prod(tile.shape)
+            written = self.written({name: one[0] for name, one in outputs.items()}, tile.region)
+        except NNLOError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"the model, or reduce, fails on a tile of {data.dtype}{list(data.shape)}: "
+                f"{type(error).__name__}: "
+                f"{error}"
+            ) from error
+        lead = (self.volume.items,) if self.volume.has_items else ()
+        return {
+            name: Whole((*lead, *one.shape[: one.ndim - len(tile.shape)], *self.volume.shape), one.dtype)
+            for name, one in written.items()
+        }
+
+
+def _called(function: Any) -> Any:
+    """Return what tells an option that may be a function from others."""
+    return getattr(function, "__qualname__", type(function).__name__) if callable(function) else function
+
+
+def tile_of(volume: Volume, options: TileOptions) -> tuple[int, ...]:
+    """Return the shape of a tile: not larger than the volume."""
+    asked = per_axis("tile", options.tile, volume.spatial, 1)
+    return tuple(min(one, size) for one, size in zip(asked, volume.shape, strict=True))
+
+
+def run_of(
+    compute: Compute,
+    data: Any,
+    options: TileOptions,
+    world: RankWorld | None,
+    array: Callable[[Any], Any] = np.asarray,
+    *,
+    path: str | Path | None = None,
+) -> TileRun:
+    """Open the volume, and measure what is not given (collective); close the volume of the result.
+
+    The first rank measures for all: others may have other hardware, with other rounding.
+    """
+    with together(world):
+        volume = opened_volume(data, options.dataset, options.axes, array)
+        tile = tile_of(volume, options)
+        measures = options.margin is None and tile != volume.shape
+    field = None
+    with together(world):
+        if measures and (world is None or world.rank == 0):
+            field = measured_field(compute, volume.channels, volume.dtype, len(tile), tile)
+    if measures and world is not None:
+        told = None if field is None else [field.before, field.after, field.period]
+        field = ReceptiveField(*map(tuple, json.loads(world.gather_text(json.dumps(told), patient=True)[0])))
+    with together(world):
+        even = path is not None and sink_class(Path(path)) is ZarrSink
+        return TileRun(compute, volume, options, field, even=even)
+
+
+def infer_over_tiles(
+    compute: Compute,
+    data: Any,
+    path: str | Path | None,
+    options: TileOptions,
+    *,
+    world: RankWorld | None,
+    model: str,
+    array: Callable[[Any], Any] = np.asarray,
+) -> TileResult:
+    """Apply a model to a volume, tile by tile (collective).
+
+    Args:
+        compute: the model, of batches (tiles, channels, ...).
+        data: the path of a file, or an array.
+        path: of the file to write; None: return the outputs.
+        options: of the job.
+        world: the ranks; None: this process alone.
+        model: what tells the model from another one, e.g. a checksum of its weights.
+        array: converts a framework's tensor.
+    """
+    began_s = time.perf_counter()
+    if world is not None and world.size == 1:
+        world = None
+    with ExitStack() as opened:
+        with together(world):
+            part = array_share(options.part, os.environ)
+        run = run_of(compute, data, options, world, array, path=path)
+        volume = run.volume
+        opened.callback(volume.close)
+        with together(world):
+            place = None if path is None else Path(path).expanduser().absolute()
+            if place is None and part is not None:
+                raise ConfigurationError(
+                    "a part of a volume without a file is lost; name one (out=, or --out)"
+                )
+            if place is None and options.found is not None:
+                raise ConfigurationError("objects, points and boxes need a file; name one (out=, or --out)")
+        if place is not None and options.found is not None:
+            result = find_objects(
+                run,
+                place,
+                options.found,
+                facts=run.facts(model),
+                world=world,
+                part=part,
+                overwrite=options.overwrite,
+                compression=options.compression,
+                progress=options.progress,
+                sink_class=sink_class,
+            )
+            return TileResult(
+                shape=volume.shape,
+                tiles=run.tiling.tiles * volume.items,
+                margin=run.tiling.margin,
+                path=place,
+                missing=result.missing,
+                objects=result.count,
+                rows=result.rows,
+                seconds=time.perf_counter() - began_s,
+            )
+        with together(world):
+            sink = sink_class(place)(place or Path(), run.wholes, compression=options.compression)
+            if isinstance(sink, ZarrSink):
+                sink.chunked(run.regions)
+        facts = run.facts(model)
+        agreed(world, facts)
+        journal: ResultJournal | None = None
+        if place is not None:
+            journal = open_journal(
+                place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
+            )
+            opened.callback(journal.close)
+        job = None
+        if world is None or world.rank == 0:
+            share = share_of(run.pieces, part)
+            progress = Progress("nnlo tile") if options.progress else lambda done, pieces: None
+            job = RecordedJob(run.pieces, sink, run.regions, journal, share=share, progress=progress)
+        with closing(_TileWork(run, sink)) as work:
+            told = run_pieces(world, job, work)
+        if isinstance(sink, MemorySink) and world is not None:
+            sink.exchange(world)
+        if job is not None and journal is not None and not told["missing"]:
+            journal.forget()
+    outputs = None
+    if isinstance(sink, MemorySink):
+        outputs = next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays
+    return TileResult(
+        shape=volume.shape,
+        tiles=run.tiling.tiles * volume.items,
+        margin=run.tiling.margin,
+        outputs=outputs,
+        path=place,
+        missing=told["missing"],
+        seconds=time.perf_counter() - began_s,
+    )
+
+
+@dataclass(slots=True)
+class _Sums:
+    """The outputs of a piece so far.
+
+    Attributes:
+        item: the volume.
+        region: of the piece.
+        totals: the sums by name, with channels in front.
+        weights: the sum of weights; None where tiles are cropped.
+    """
+
+    item: int
+    region: Region
+    totals: Named = field(default_factory=dict)
+    weights: npt.NDArray[Any] | None = None
+
+
+class _TileWork:
+    """One rank's pieces: reading ahead, computing, blending and writing behind."""
+
+    def __init__(self, run: TileRun, sink: Sink) -> None:
+        self._run, self._sink = run, sink
+        self._reading: Prefetch[int, npt.NDArray[Any]] = Prefetch(self._read)
+        self._queue = WriteQueue()
+        self._writer: PieceWriter | None = None
+        self._kept: OrderedDict[Place, Named] = OrderedDict()
+        self._kept_bytes = 0
+        self._masks: dict[Any, npt.NDArray[Any]] = {}
+
+    def begin(self, piece: int, following: Following) -> Iterator[None]:
+        """Compute a piece, and yield after each batch of tiles."""
+        run = self._run
+        item, region = run.place(piece)
+        sums = _Sums(item, region)
+        tiles = [*run.tiling.tiles_of(region)]
+        missing = [one for one in tiles if (item, one[0]) not in self._kept]
+        data = None
+        if missing:
+            data = self._reading.get(piece)
+            if (then := following()) is not None:
+                self._reading.get(piece, then=then)
+        origin = run.input_of(piece)[1]
+        fresh: dict[tuple[int, ...], Named] = {}
+        under_way: tuple[list[Any], Any] | None = None
+        for batch in _batches(missing, run.options.batch_size):
+            assert data is not None
+            handles = run.begin([data[(slice(None), *_within(tile.region, origin))] for _, tile in batch])
+            if under_way is not None:
+                self._take(*under_way, fresh)
+            under_way = batch, handles
+            yield
+        if under_way is not None:
+            self._take(*under_way, fresh)
+        for place, tile in tiles:
+            outputs = fresh.pop(place, None) or self._kept[item, place]
+            self._add(sums, tile, outputs)
+            if run.options.blend != "crop":
+                self._keep(piece, (item, place), tile, outputs)
+        self._finish(piece, sums)
+        yield
+
+    def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
+        """Return the pieces that are written."""
+        return self._queue.finished(wait=wait)
+
+    def close(self) -> None:
+        """End the threads; drop a piece that is not complete."""
+        self._reading.close()
+        self._queue.close()
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _read(self, piece: int) -> npt.NDArray[Any]:
+        return self._run.volume.read(*self._run.input_of(piece))
+
+    def _take(self, batch: list[tuple[tuple[int, ...], Tile]], handles: Any, fresh: dict[Any, Named]) -> None:
+        """Take the outputs of a batch."""
+        outputs = self._run.outputs(handles, batch[0][1].shape, len(batch))
+        for at, (place, _) in enumerate(batch):
+            fresh[place] = {name: one[at] for name, one in outputs.items()}
+
+    def _add(self, sums: _Sums, tile: Tile, outputs: Named) -> None:
+        """Add what a tile says about a piece."""
+        run = self._run
+        common = tuple(
+            slice(max(cut.first, part.start), min(cut.last, part.stop))
+            for cut, part in zip(tile.cuts, sums.region, strict=True)
+        )
+        there, here = _within(common, tile.region), _within(common, sums.region)
+        shape = tuple(one.stop - one.start for one in sums.region)
+        if run.options.blend == "crop":
+            for name, one in outputs.items():
+                if name not in sums.totals:
+                    sums.totals[name] = np.empty((len(one), *shape), one.dtype)
+                sums.totals[name][(slice(None), *here)] = one[(slice(None), *there)]
+            return
+        mask = self._mask(tile)[there]
+        if sums.weights is None:
+            sums.weights = np.zeros(shape, np.float32)
+        sums.weights[here] += mask
+        for name, one in outputs.items():
+            if name not in sums.totals:
+                kind = np.result_type(one.dtype, np.float32)
+                sums.totals[name] = np.zeros((len(one), *shape), kind)
+            sums.totals[name][(slice(None), *here)] += one[(slice(None), *there)] * mask
+
+    def _mask(self, tile: Tile) -> npt.NDArray[Any]:
+        """Return the weights of a tile; most tiles have the same."""
+        key = tuple(
+            (one.stop - one.start, one.first - one.start, one.last - one.start, one.left, one.right)
+            for one in tile.cuts
+        )
+        if key not in self._masks:
+            if len(self._masks) > 81:
+                self._masks.clear()
+            self._masks[key] = self._run.tiling.weights(tile)
+        return self._masks[key]
+
+    def _keep(self, piece: int, place: Place, tile: Tile, outputs: Named) -> None:
+        """Keep the outputs of a tile that a later piece needs, and drop those that none does."""
+        last = (
+            self._run.tiling.last_piece_of(tile) + piece // self._run.tiling.pieces * self._run.tiling.pieces
+        )
+        size = sum(one.nbytes for one in outputs.values())
+        if place in self._kept:
+            if last <= piece:
+                del self._kept[place]
+                self._kept_bytes -= size
+        elif last > piece:
+            self._kept[place] = {name: np.ascontiguousarray(one) for name, one in outputs.items()}
+            self._kept_bytes += size
+        while self._kept_bytes > _KEPT_BYTES:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= sum(one.nbytes for one in dropped.values())
+
+    def _finish(self, piece: int, sums: _Sums) -> None:
+        """Reduce a piece, and hand it to the writer."""
+        run = self._run
+        if sums.weights is not None:
+            for total in sums.totals.values():
+                np.divide(total, sums.weights, out=total)
+        written = run.written(sums.totals, sums.region)
+        for name, whole in run.wholes.items():
+            if name not in written or written[name].dtype != whole.dtype:
+                raise ConfigurationError(
+                    f"reduce returned {', '.join(f'{key}: {one.dtype}' for key, one in written.items())} "
+                    f"for a region, "
+                    f"and {name}: {whole.dtype} for the first tile; return the same for every region"
+                )
+        self._queue.put(lambda: self._open(piece))
+        for name in run.wholes:
+            region = run.region(name, sums.item, sums.region)
+            array = written[name].reshape(tuple(one.stop - one.start for one in region))
+            self._queue.put(lambda name=name, region=region, array=array: self._write(name, region, array))  # type: ignore[misc]
+        self._queue.end(piece, None, self._close)
+
+    def _open(self, piece: int) -> None:
+        self._writer = self._sink.begin(piece, self._run.regions(piece))
+
+    def _write(self, name: str, region: Region, array: npt.NDArray[Any]) -> None:
+        assert self._writer is not None
+        self._writer.write(name, region, array)
+
+    def _close(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+
+
+def _within(region: Region, of: Region) -> Region:
+    """Return a region as seen from the begin of another one."""
+    return tuple(
+        slice(one.start - base.start, one.stop - base.start) for one, base in zip(region, of, strict=True)
+    )
+
+
+def _batches(tiles: Sequence[tuple[Any, Tile]], size: int) -> Iterator[list[tuple[Any, Tile]]]:
+    """Yield tiles of one shape, at most so many together."""
+    by_shape: dict[tuple[int, ...], list[tuple[Any, Tile]]] = {}
+    for one in tiles:
+        by_shape.setdefault(one[1].shape, []).append(one)
+    for alike in by_shape.values():
+        for at in range(0, len(alike), size):
+            yield alike[at : at + size]

@@ -1,0 +1,284 @@
+"""Predictions of PyTorch modules over all ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nnlo_common import ConfigurationError, Figure, Prediction, TileResult
+from nnlo_common.plugin import (
+    Ensemble,
+    RankWorld,
+    Reading,
+    RowOptions,
+    TileOptions,
+    changed,
+    infer_over_tiles,
+    launched,
+    models_in,
+    predict_rows,
+)
+from nnlo_torch._evaluation import evaluating
+
+__all__ = ["TorchCompute", "checksum", "infer_tiles", "predict"]
+
+_PRECISIONS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def predict(
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    batch_size: int = 256,
+    keep: Sequence[str] | Mapping[str, Any] = (),
+    apply: Callable[[Any], Any] | None = None,
+    figures: Mapping[str, Figure] | None = None,
+    dtype: Literal["float16", "float32", "float64"] | None = None,
+    precision: Literal["float16", "bfloat16"] | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
+    progress: bool = False,
+    world: RankWorld | None = None,
+    **reading: Unpack[Reading],
+) -> Prediction:
+    """Compute a model's outputs for all samples, over all ranks, each once and in order (collective).
+
+    Ranks take pieces as they need them, so a slow rank does fewer. With a file in `out`, memory is constant,
+    and the same call after a kill does what is not written yet. Each output is a dataset with a row for each
+    sample: "prediction" for a single one, else by the names or numbers of the model's dictionary or tuple.
+
+    Args:
+        model: with the same weights on all ranks; it runs in `eval()` mode, on the device of its parameters.
+            Several
+            models: each output is their mean, and NAME_spread their standard deviation.
+        data: HDF5 files (see `nnlo_common.data.list_files`), with `features=`; or tensors or arrays: one, or
+            a tuple as several inputs.
+        out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
+            ranks.
+        batch_size: samples that the model gets at once.
+        keep: columns to copy into the result: names of datasets in the files, or arrays by name.
+        apply: a function of the outputs of a batch, NumPy arrays in the model's structure; what it returns is
+            written.
+        figures: figures of merit over all samples, by name; see `nnlo_common.Figure`.
+        dtype: of the floats that are written; None: as the model has them.
+        precision: in which the model computes, by `torch.autocast`; None: as it is.
+        compression: of an .h5 file, "gzip" or "lzf".
+        overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
+        progress: print how far it is.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        reading: `features` and the other options of `nnlo_common.data.HDF5Source`.
+
+    Raises:
+        ConfigurationError: on all ranks, e.g. if the file exists, or the model cannot take the samples.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2)
+        >>> predict(model, torch.zeros(5, 3), batch_size=2).outputs.shape
+        (5, 2)
+    """
+    models = models_in(model, torch.nn.Module, "a torch.nn.Module")
+    options = RowOptions(
+        batch_size=batch_size,
+        keep=keep,
+        apply=apply,
+        figures=figures or {},
+        dtype=dtype,
+        compression=compression,
+        overwrite=overwrite,
+        part=part,
+        progress=progress,
+    )
+    members = [TorchCompute(one, precision) for one in models]
+    with running(models):
+        return predict_rows(
+            members[0] if len(members) == 1 else Ensemble(members),
+            data,
+            out,
+            options,
+            world=world or launched(),
+            model=checksum(models) + (precision or ""),
+            reading=reading,
+            array=_array,
+        )
+
+
+def infer_tiles(
+    model: torch.nn.Module,
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    tile: int | Sequence[int],
+    margin: int | Sequence[int] | None = None,
+    blend: Literal["crop", "linear", "gaussian"] = "crop",
+    overlap: int | Sequence[int] | None = None,
+    multiple: int | Sequence[int] | None = None,
+    axes: str | None = None,
+    dataset: str | None = None,
+    batch_size: int = 1,
+    reduce: str | float | Callable[[Any], Any] | None = None,
+    flips: str = "",
+    dtype: Literal["float16", "float32", "float64"] | None = None,
+    precision: Literal["float16", "bfloat16"] | None = None,
+    compression: str | None = None,
+    overwrite: bool = False,
+    part: str | None = None,
+    progress: bool = False,
+    world: RankWorld | None = None,
+) -> TileResult:
+    """Apply a model to a volume or an image of any size, tile by tile over all ranks (collective).
+
+    The volume is never in memory: it is read piece by piece, and a piece is blended, reduced and written
+    before the next. Ranks take pieces as they need them; after a kill the same call does those that are not
+    written.
+
+    Tiles are cropped by default: at each inner face the model's answer does not count as far as a tile
+    cannot know what it depends on. That margin, the receptive field, is measured. Then the result is that of
+    the whole volume at once, up to the rounding of float32.
+
+    Args:
+        model: of batches (tiles, channels, ...), with the same weights on all ranks; it runs in `eval()`
+            mode, on the device of its parameters. Its outputs are as large as the tile, with or without
+            channels.
+        data: the volume: the path of an .h5, .zarr or .npy file, or an array.
+        out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
+            ranks. An output has the axes of the volume, channels in front, if it has several.
+        tile: the shape of a tile: a number, or one for each axis.
+        margin: what does not count at the inner faces of a tile; None: the measured receptive field.
+        blend: "crop": each voxel is from one tile; "linear" or "gaussian": neighbours share `overlap`
+            voxels, and their mean is weighted so.
+        overlap: what neighbours blend; None: a quarter of a tile.
+        multiple: tiles begin at multiples of it; None: the network's stride, as measured.
+        axes: a letter for each axis of the array: "c" for channels, "t" for volumes apart, others are cut
+            into tiles; None: "yx", "zyx", "czyx" or "tczyx", by their number.
+        dataset: its name in the file; None: the only one.
+        batch_size: tiles that the model gets at once.
+        reduce: what is made of the outputs before they are written, piece by piece, so that classes times
+            volume never exists: "argmax" over channels, a number as threshold, or a function of arrays
+            (channels, ...).
+        flips: axes along which the tile is flipped, too; the result is the mean, e.g. "zyx" of eight.
+        dtype: of the floats that are written; None: as the model has them.
+        precision: in which the model computes, by `torch.autocast`; None: as it is.
+        compression: of an .h5 file, "gzip" or "lzf".
+        overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
+        progress: print how far it is.
+        world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+
+    Raises:
+        ConfigurationError: on all ranks, e.g. if the file exists, or nothing of a tile is left.
+
+    Example:
+        >>> blur = torch.nn.Conv2d(1, 1, 3, padding=1)
+        >>> image = torch.zeros(20, 30)
+        >>> found = infer_tiles(blur, image, tile=10)
+        >>> found.margin, found.outputs.shape
+        ((1, 1), (20, 30))
+    """
+    (model,) = models_in(model, torch.nn.Module, "a torch.nn.Module")
+    options = TileOptions(
+        tile=tile,
+        margin=margin,
+        blend=blend,
+        overlap=overlap,
+        multiple=multiple,
+        axes=axes,
+        dataset=dataset,
+        batch_size=batch_size,
+        reduce=reduce,
+        flips=flips,
+        dtype=dtype,
+        compression=compression,
+        overwrite=overwrite,
+        part=part,
+        progress=progress,
+    )
+    with running([model]):
+        return infer_over_tiles(
+            TorchCompute(model, precision),
+            data,
+            out,
+            options,
+            world=world or launched(),
+            model=checksum([model]) + (precision or ""),
+            array=_array,
+        )
+
+
+@contextmanager
+def running(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put models into `eval()` mode without gradients, and back."""
+    with evaluating(models), torch.inference_mode():
+        yield
+
+
+class TorchCompute:
+    """A module as the core calls it.
+
+    Args:
+        model: the module.
+        precision: in which it computes.
+    """
+
+    def __init__(self, model: torch.nn.Module, precision: str | None = None) -> None:
+        if precision not in (None, *_PRECISIONS):
+            raise ConfigurationError(f"precision={precision!r}: give float16 or bfloat16, or nothing")
+        self._model, self._precision = model, precision
+        some = next((one for parts in (model.parameters(), model.buffers()) for one in parts), None)
+        self._device = torch.device("cpu") if some is None else some.device
+
+    def begin(self, features: Any) -> Any:
+        """Begin to compute a batch: on a GPU this returns before it is done."""
+        x = changed(features, self._moved)
+        with torch.autocast(
+            self._device.type,
+            _PRECISIONS.get(self._precision or "", torch.bfloat16),
+            enabled=self._precision is not None,
+        ):
+            return self._model(*x) if isinstance(x, tuple) else self._model(x)
+
+    def result(self, handle: Any) -> Any:
+        """Return the outputs as arrays."""
+        return changed(handle, _array)
+
+    def flops(self, features: Any) -> float:
+        """Return the floating-point operations of a batch."""
+        with FlopCounterMode(display=False) as counter:
+            self.begin(features)
+        return float(counter.get_total_flops())
+
+    def _moved(self, array: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(array)
+        kind = torch.get_default_dtype() if tensor.is_floating_point() else None
+        return tensor.to(self._device, kind)
+
+
+def checksum(models: Sequence[torch.nn.Module]) -> str:
+    """Return what tells models from others: a checksum of their weights and buffers."""
+    found = 0
+    for model in models:
+        for name, one in model.state_dict().items():
+            found = zlib.crc32(name.encode(), found)
+            if isinstance(one, torch.Tensor):
+                content = one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+                found = zlib.crc32(content.data, found)
+    return f"{'+'.join(type(one).__name__ for one in models)} {found:08x}"
+
+
+def _array(leaf: Any) -> Any:
+    """Return a tensor as an array; NumPy has no bfloat16."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf if leaf is None else np.asarray(leaf)
+    leaf = leaf.detach()
+    return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).cpu().numpy()
