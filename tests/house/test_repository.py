@@ -27,7 +27,9 @@ MPI_MODULE = "nnlo_common/cluster/transport/_mpi4py.py"
 PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
 # The rooms of the core, lowest first: each imports only those before it.
-ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "training", "search", "commands")
+ROOMS = (
+    *("base", "algorithms", "data", "protocol", "simulation", "cluster", "training", "search", "commands"),
+)
 # Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
 FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Progress", "Report", "Trainer", "Wrapper"}
