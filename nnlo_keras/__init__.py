@@ -38,6 +38,7 @@ from nnlo_keras._callbacks import (
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._gpu import use_gpu
 from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._lars import LARC, LARS
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import *  # noqa: F403 - a wrapper for each algorithm
@@ -50,6 +51,8 @@ __all__ = [
     "Checkpoint",
     "Distribute",
     "H5Sequence",
+    "LARC",
+    "LARS",
     "MPITuner",
     "MetricAverage",
     "Progress",

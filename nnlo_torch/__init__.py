@@ -26,6 +26,7 @@ from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._iterable import ShardIterable
+from nnlo_torch._lars import LARC, LARS
 from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
@@ -38,6 +39,8 @@ __all__ = [
     "EarlyStopping",
     "H5Batches",
     "H5Dataset",
+    "LARC",
+    "LARS",
     "Progress",
     "Report",
     "ShardIterable",

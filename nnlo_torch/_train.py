@@ -77,6 +77,8 @@ class TorchTrainer(Trainer):
             torch.optim, [self._model.parameters()], {"learning_rate": "lr"}
         )
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
+        for group in self._optimizer.param_groups:
+            group["lr"] *= plan.rate_scale
         self._open(H5Batches, {}, {"evaluation": True})
         self._try()
         self._note_metrics(["loss", *self._metrics])
@@ -94,7 +96,7 @@ class TorchTrainer(Trainer):
         self._wrapper = make(self._optimizer, **ranks, **options)
         self.role = self._wrapper.role
         if settings.rates:
-            self._rates = RateSchedule(settings.rates, self._wrapper, self._stopping.mode)
+            self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges."""

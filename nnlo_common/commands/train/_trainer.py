@@ -26,7 +26,8 @@ class Trainer(ABC):
         plan: of the training.
 
     Attributes:
-        learning_rate: the first one of the optimizer.
+        learning_rate: the first one of the optimizer, of one process.
+        rate_scale: what these ranks multiply it by.
         role: this rank's part: "alone", "server 0", "worker 0", ...
         metrics: the names of the metrics of each epoch.
         model: the model in training; at the end the centre, on the rank that has it.
@@ -40,6 +41,7 @@ class Trainer(ABC):
     def __init__(self, plan: RunPlan) -> None:
         self._plan, self._settings = plan, plan.settings
         self.model, self.role = plan.loaded.model, "alone"
+        self.rate_scale = plan.rate_scale
         self.kept: int | None = None
         self.ending: list[str] = []
 
