@@ -112,7 +112,7 @@ def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> P
         )
     if not ranks.servers:
         return _in_step(ranks, costs, steps, seed)
-    return _Course(ranks, costs, steps, seed).prediction()
+    return _Simulation(ranks, costs, steps, seed).prediction()
 
 
 def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Prediction:
@@ -193,7 +193,7 @@ class _TimedCluster(VirtualCluster):
         return PendingRequest(shard, worker, kind, arrival_s)
 
 
-class _Course:
+class _Simulation:
     """One simulated training.
 
     Args:

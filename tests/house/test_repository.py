@@ -32,7 +32,10 @@ ROOMS = (
 )
 # Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
-FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Progress", "Report", "Trainer", "Wrapper"}
+FRONT_ENDS = {
+    *nnlo_common.algorithms.__all__,
+    *("Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
+}
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
 
