@@ -22,6 +22,7 @@ from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
+from nnlo_common.base._peak_memory import HostMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -50,6 +51,7 @@ from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
+from nnlo_common.simulation import Advice
 from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -77,6 +79,7 @@ from nnlo_common.training.report._progress_display import ProgressDisplay
 from nnlo_common.training.report._terminal import is_live, table
 
 if TYPE_CHECKING:
+    from nnlo_common.commands.advise._advising import advise_with
     from nnlo_common.commands.train._job import brief
     from nnlo_common.commands.train._python_file import running
     from nnlo_common.commands.train._rates import RatePlan
@@ -100,6 +103,8 @@ if TYPE_CHECKING:
     from nnlo_common.search.samplers._seeding import seed_of
 
 __all__ = [
+    "Advice",
+    "advise_with",
     "agree",
     "Algorithm",
     "ALGORITHMS",
@@ -145,6 +150,7 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
+    "HostMemory",
     "Interrupts",
     "is_live",
     "is_number",
@@ -230,6 +236,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "advise_with": "nnlo_common.commands.advise._advising",
     "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
     "connect_search": "nnlo_common.search.messages._connection",

@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_keras import _wrappers
+from nnlo_keras._advise import advise
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
@@ -60,6 +61,7 @@ __all__ = [
     "Report",
     "WarmUp",
     "Wrapper",
+    "advise",
     "epochs_per_rank",
     "optimize",
     "scale_lr",

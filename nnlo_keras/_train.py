@@ -25,6 +25,7 @@ from nnlo_common.plugin import (
     speaks,
     whole,
 )
+from nnlo_keras._advise import KerasProbed
 from nnlo_keras._compat import synchronise
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._seeding import seed_generators as seed
@@ -103,6 +104,10 @@ class KerasTrainer(Trainer):
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         self.role = "alone" if world is None else assigned(world, **ranks).title
+
+    def probed(self) -> KerasProbed:
+        """Return what `nnlo advise` asks of the training."""
+        return KerasProbed(self._model, self._loss, self._inner, self._train, validated=self._val is not None)
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges; `Distribute` counts batches, not samples."""

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_torch import _wrappers
+from nnlo_torch._advise import advise
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
@@ -47,6 +48,7 @@ __all__ = [
     "ShardSampler",
     "Target",
     "Wrapper",
+    "advise",
     "device",
     "epochs_per_rank",
     "optimize",

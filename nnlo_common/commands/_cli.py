@@ -9,6 +9,7 @@ from typing import Any
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
@@ -18,8 +19,9 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "report", "top", "trace", "train", "tune")
+COMMANDS = ("advise", "demo", "doctor", "report", "top", "trace", "train", "tune")
 SHORT = {
+    "advise": "try a training for a minute, and say how many ranks and which batch suit it",
     "train": "train a model on lists of HDF5 files, without a script",
     "tune": "search for the best options and parameters of trainings",
 }
@@ -37,6 +39,18 @@ AFTER_TRAIN = """\
 The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
 config.toml, which --config takes. The exit status is 2 if the command is refused before the
 training, 1 if the training fails. docs/train.md has more.
+"""
+ADVISE = """\
+Try a training for a minute, and say how many workers, which batch and which layout suit it:
+
+  nnlo advise --model net.py --train train.list --loss cross_entropy
+  mpiexec -n 4 nnlo advise --config run.toml --seconds 120
+
+It takes the options of `nnlo train`. With several processes all try at the same time, which
+shows what they take from each other, and messages between them are measured.
+"""
+AFTER_ADVISE = """\
+The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md has more.
 """
 TUNE = """\
 Search for the best options of `nnlo train`, and parameters of the model:
@@ -67,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse_alike(f"{asked} (nnlo has {', '.join(COMMANDS)}; see nnlo --help)", "")
     try:
         options, unknown = parser.parse_known_args(words)
-        if unknown and options.command not in ("train", "tune"):
+        if unknown and options.command not in ("advise", "train", "tune"):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), named)
@@ -155,6 +169,7 @@ def _parser() -> Parser:
     )
     demo.add_argument("--algorithm", choices=ALGORITHMS, default="steady", help=", ".join(ALGORITHMS))
     demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
+    _add(commands, "advise", ADVISE_OPTIONS.values(), description=ADVISE, epilog=AFTER_ADVISE)
     _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
     _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
     return parser
@@ -199,6 +214,15 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
             return run_demo(**flags)
         except MissingExtraError as error:
             return refuse_alike(str(error), command)
+    return _run_trained(command, flags, unknown)
+
+
+def _run_trained(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
+    """Run a command that trains on all ranks of a job."""
+    if command == "advise":
+        from nnlo_common.commands.advise._advise_command import AdviseRun
+
+        return run_in_job(command, AdviseRun, flags, unknown)
     if command == "train":
         from nnlo_common.commands.train._train_command import TrainRun
 

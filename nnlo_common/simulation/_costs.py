@@ -218,6 +218,17 @@ class Costs:
         own = step.draw(draws) * self.slow.get(worker, 1.0)
         return own if self.read is None else max(own, read.draw(draws))
 
+    @property
+    def batch_mean_s(self) -> float:
+        """The mean time of a batch, if no worker is slow."""
+        read = self._of("read").mean if self.read is not None else 0.0
+        return max(self._of("step").mean, read)
+
+    @property
+    def served_mean_s(self) -> float:
+        """The mean time of one server for a contribution to the whole centre."""
+        return self._of("commit").mean + 2 * self.parameters * self.wire_bytes / self.bytes_per_s
+
     def message_s(self, numbers: float) -> float:
         """Return how long a message with so many numbers takes."""
         return self.latency_s + numbers * self.wire_bytes / self.bytes_per_s

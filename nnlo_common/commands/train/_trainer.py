@@ -15,6 +15,7 @@ from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._python_file import users_line
 from nnlo_common.commands.train._run_plan import RunPlan
 from nnlo_common.commands.train._stopping import Stopping, with_validation
+from nnlo_common.simulation._probe import ProbedModel
 
 __all__ = ["Trainer"]
 
@@ -51,6 +52,10 @@ class Trainer(ABC):
     @abstractmethod
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return this rank's metrics, epoch by epoch (collective)."""
+
+    @abstractmethod
+    def probed(self) -> ProbedModel:
+        """Return what a probe asks of this training, before the ranks join."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
