@@ -8,7 +8,7 @@ from __future__ import annotations
 from nnlo_common.algorithms import GainReport, _found
 from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
 from nnlo_common.algorithms._lars import LARS
-from nnlo_common.algorithms._noise_scale import NoiseScale
+from nnlo_common.algorithms._noise_scale import NoiseEstimate, NoiseScale
 from nnlo_common.algorithms._optimizers import (
     SGD,
     Adadelta,
@@ -59,6 +59,7 @@ __all__ = [
     "LookaheadMomentum",
     "MissingExtraError",
     "NNLOError",
+    "NoiseEstimate",
     "NoiseScale",
     "Participant",
     "PeerLostError",

@@ -22,6 +22,7 @@ from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
+from nnlo_common.base._peak_memory import HostMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -53,6 +54,7 @@ from nnlo_common.inference import Ensemble, RowOptions, TileOptions, infer_over_
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
+from nnlo_common.simulation import Advice
 from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -80,6 +82,7 @@ from nnlo_common.training.report._progress_display import ProgressDisplay
 from nnlo_common.training.report._terminal import is_live, table
 
 if TYPE_CHECKING:
+    from nnlo_common.commands.advise._advising import advise_with
     from nnlo_common.commands.train._job import brief
     from nnlo_common.commands.train._python_file import running
     from nnlo_common.commands.train._rates import RatePlan
@@ -103,6 +106,8 @@ if TYPE_CHECKING:
     from nnlo_common.search.samplers._seeding import seed_of
 
 __all__ = [
+    "Advice",
+    "advise_with",
     "agree",
     "Algorithm",
     "ALGORITHMS",
@@ -150,6 +155,7 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
+    "HostMemory",
     "infer_over_tiles",
     "Interrupts",
     "is_live",
@@ -241,6 +247,7 @@ __all__ = [
 ]
 
 _LATER = {
+    "advise_with": "nnlo_common.commands.advise._advising",
     "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
     "connect_search": "nnlo_common.search.messages._connection",

@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_keras import _wrappers
+from nnlo_keras._advise import advise
 from nnlo_keras._callbacks import (
     Broadcast,
     Checkpoint,
@@ -39,6 +40,7 @@ from nnlo_keras._distribute import Distribute
 from nnlo_keras._gpu import use_gpu
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._inference import infer_tiles, predict
+from nnlo_keras._lars import LARC, LARS
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import *  # noqa: F403 - a wrapper for each algorithm
@@ -51,6 +53,8 @@ __all__ = [
     "Checkpoint",
     "Distribute",
     "H5Sequence",
+    "LARC",
+    "LARS",
     "MPITuner",
     "MetricAverage",
     "Progress",
@@ -58,6 +62,7 @@ __all__ = [
     "Report",
     "WarmUp",
     "Wrapper",
+    "advise",
     "epochs_per_rank",
     "infer_tiles",
     "optimize",

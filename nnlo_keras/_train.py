@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,6 @@ import nnlo_keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     LARGEST_JSON,
-    RatePlan,
     RunPlan,
     Stopping,
     Trainer,
@@ -27,6 +26,7 @@ from nnlo_common.plugin import (
     speaks,
     whole,
 )
+from nnlo_keras._advise import KerasProbed
 from nnlo_keras._compat import synchronise
 from nnlo_keras._hdf5 import H5Sequence
 from nnlo_keras._inference import KerasCompute, checksum
@@ -105,6 +105,8 @@ class KerasTrainer(Trainer):
         self._model, self._inner = self.model, plan.made_optimizer(keras.optimizers)
         # Keras holds it in 32 bits; the text has only the significant digits.
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
+        if (scale := plan.rate_scale) != 1:
+            self._inner.learning_rate = self.learning_rate * scale
         ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
         options = {**ranks, "all_reduce": settings.all_reduce, **settings.algorithm}
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
@@ -116,6 +118,10 @@ class KerasTrainer(Trainer):
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
         self.role = "alone" if world is None else assigned(world, **ranks).title
+
+    def probed(self) -> KerasProbed:
+        """Return what `nnlo advise` asks of the training."""
+        return KerasProbed(self._model, self._loss, self._inner, self._train, validated=self._val is not None)
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges; `Distribute` counts batches, not samples."""
@@ -179,8 +185,8 @@ class KerasTrainer(Trainer):
         return found
 
     def _rate_callbacks(self) -> list[Any]:
-        """Return callbacks that set the learning rate, by the schedules of Keras."""
-        plan, found = self._settings.rates, list[Any]()
+        """Return callbacks that set the learning rate."""
+        plan, found = self._plan.rates, list[Any]()
         if plan.warm_up:
             found.append(nnlo_keras.WarmUp(plan.warm_up, start=plan.start))
         if plan.kind == "plateau":
@@ -188,8 +194,10 @@ class KerasTrainer(Trainer):
             by = self._stopping.plateau_by
             found.append(keras.callbacks.ReduceLROnPlateau(by, min_delta=0.0, **rules))
         elif plan:
-            rate = _scheduled(plan, self.learning_rate)
-            found.append(keras.callbacks.LearningRateScheduler(lambda epoch: rate(epoch - plan.warm_up)))
+            rate, warm = self.learning_rate * self._plan.rate_scale, plan.warm_up
+            found.append(
+                keras.callbacks.LearningRateScheduler(lambda epoch: rate * plan.part(max(epoch - warm, 0)))
+            )
         return found
 
     def _report_epoch(self, epoch: int, logs: Mapping[str, Any]) -> None:
@@ -235,18 +243,6 @@ class _Ending(keras.callbacks.Callback):
         self.epoch, self.weights = state["epoch"], list(state["weights"])
         if speaks(self._distribute.role):
             self._stopping.replay(self.model.history.history)
-
-
-def _scheduled(plan: RatePlan, rate: float) -> Callable[[int], float]:
-    """Return the rate of each epoch after the warm-up, as a function."""
-    schedules = keras.optimizers.schedules
-    makers: dict[str | None, Callable[[], Any]] = {
-        "cosine": lambda: schedules.CosineDecay(rate, plan.length),
-        "step": lambda: schedules.ExponentialDecay(rate, plan.every, plan.factor, staircase=True),
-        "exponential": lambda: schedules.ExponentialDecay(rate, 1, plan.factor),
-    }
-    made = makers[plan.kind]() if plan.kind else None
-    return lambda epoch: rate if made is None else float(keras.ops.convert_to_numpy(made(max(epoch, 0))))
 
 
 def _loss(plan: RunPlan) -> Any:

@@ -16,7 +16,7 @@ from nnlo_keras._delegation import Delegation
 from nnlo_keras._stretches import refuse_options
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
-__all__ = ["StepMode", "Wrapper", "wrapper_of"]
+__all__ = ["StepMode", "Wrapper", "serialized", "wrapper_of"]
 
 
 class StepMode(enum.Enum):
@@ -262,13 +262,13 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return a config that makes an equal wrapper."""
-        config = {"optimizer": _serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
+        config = {"optimizer": serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
         if self.group_size is not None:
             config["group_size"] = self.group_size
         if self.all_reduce.name != "auto":
             config["all_reduce"] = self.all_reduce.name
         if self.local_optimizer is not None:
-            config[_local_name(self.algorithm)] = _serialized(self.local_optimizer)
+            config[_local_name(self.algorithm)] = serialized(self.local_optimizer)
         return {**config, **self._own}
 
     @classmethod
@@ -297,7 +297,7 @@ def _local_name(algorithm: Algorithm | type[Algorithm]) -> str:
     return "" if one is None else one.name
 
 
-def _serialized(optimizer: Any) -> dict[str, Any]:
+def serialized(optimizer: Any) -> dict[str, Any]:
     one: dict[str, Any] = keras.optimizers.serialize(optimizer)
     # On the torch back end Keras names modules that exist only if torch is installed.
     if module_of_back_end(str(one.get("module", ""))):

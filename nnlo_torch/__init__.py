@@ -21,12 +21,14 @@ except ModuleNotFoundError as missing:
 
 from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
 from nnlo_torch import _wrappers
+from nnlo_torch._advise import advise
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
 from nnlo_torch._hdf5 import H5Batches, H5Dataset
 from nnlo_torch._inference import infer_tiles, predict
 from nnlo_torch._iterable import ShardIterable
+from nnlo_torch._lars import LARC, LARS
 from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
@@ -39,12 +41,15 @@ __all__ = [
     "EarlyStopping",
     "H5Batches",
     "H5Dataset",
+    "LARC",
+    "LARS",
     "Progress",
     "Report",
     "ShardIterable",
     "ShardSampler",
     "Target",
     "Wrapper",
+    "advise",
     "device",
     "epochs_per_rank",
     "infer_tiles",

@@ -1,7 +1,7 @@
-"""Learning rates of `nnlo train --schedule` and `--warm-up`, by the schedulers of PyTorch.
+"""Learning rates of `nnlo train --schedule` and `--warm-up`.
 
-The schedulers step an optimizer of a single number, whose rate is copied: so a rate depends only on the
-epoch, the batch and the metrics so far, and a resumed training needs no state.
+A rate depends only on the epoch, the batch and the metrics so far, so a resumed training needs no state. The
+schedulers of PyTorch for a warm-up and a plateau step an optimizer of a single number, whose rate is copied.
 """
 
 from __future__ import annotations
@@ -78,15 +78,7 @@ class RateSchedule:
             for value in seen:
                 scheduler.step(value)
             return float(optimizer.param_groups[0]["lr"])
-        makers = {
-            "cosine": lambda one: lr_scheduler.CosineAnnealingLR(one, plan.length),
-            "step": lambda one: lr_scheduler.StepLR(one, plan.every, plan.factor),
-            "exponential": lambda one: lr_scheduler.ExponentialLR(one, plan.factor),
-        }
-        if plan.kind is None:
-            return self._base
-        optimizer, scheduler = self._model(makers[plan.kind])
-        return [_next(optimizer, scheduler) for _ in range(epoch + 1)][-1]
+        return self._base * plan.part(epoch)
 
     def _model(self, make: Any) -> tuple[torch.optim.Optimizer, Any]:
         """Return an optimizer of one number with the first rate, and its scheduler."""

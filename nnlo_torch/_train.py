@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 import nnlo_torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
+from nnlo_torch._advise import TorchProbed
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import H5Batches, tensors_of
 from nnlo_torch._inference import TorchCompute, checksum
@@ -89,6 +90,8 @@ class TorchTrainer(Trainer):
             torch.optim, [self._model.parameters()], {"learning_rate": "lr"}
         )
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
+        for group in self._optimizer.param_groups:
+            group["lr"] *= plan.rate_scale
         self._open(H5Batches, {}, {"evaluation": True})
         self._try()
         self._note_metrics(["loss", *self._metrics])
@@ -106,7 +109,19 @@ class TorchTrainer(Trainer):
         self._wrapper = make(self._optimizer, **ranks, **options)
         self.role = self._wrapper.role
         if settings.rates:
-            self._rates = RateSchedule(settings.rates, self._wrapper, self._stopping.mode)
+            self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)
+
+    def probed(self) -> TorchProbed:
+        """Return what `nnlo advise` asks of the training."""
+        model, batches = self._model, self._train
+        return TorchProbed(
+            model,
+            self._loss,
+            map(self._moved, _endless(batches)),
+            self._optimizer,
+            validated=self._val is not None,
+            samples=batches.size,
+        )
 
     def report(self) -> dict[str, Any]:
         """Return this rank's report on the exchanges."""
@@ -300,6 +315,11 @@ class _ScoreHistory:
         """Resume from a state."""
         self.center, self.own, self.best = state["center"], state["own"], state["best"]
         self.sums.load(state["sums"])
+
+
+def _endless(batches: H5Batches) -> Iterator[Any]:
+    while True:
+        yield from batches
 
 
 def _copied(weights: Mapping[str, Any]) -> dict[str, Any]:

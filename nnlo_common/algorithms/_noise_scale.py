@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from nnlo_common.base._arguments import is_number
+from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import Stateful
 
-__all__ = ["NoiseScale"]
+__all__ = ["NoiseEstimate", "NoiseScale"]
+
+# Resamplings of a bootstrap, and the least number of gradients at one point.
+_RESAMPLED, _LEAST_GRADIENTS = 2000, 4
 
 
 class NoiseScale(Stateful):
@@ -76,3 +84,149 @@ class NoiseScale(Stateful):
 def mean_square(vectors: Sequence[Vector]) -> float:
     """Return the mean of |v|^2."""
     return sum(float(np.dot(vector, vector)) for vector in vectors) / len(vectors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseEstimate:
+    r"""The simple noise scale with its range, from gradients of several batches taken at the same parameters.
+
+    All pairs of different batches estimate the signal :math:`|G|^2`, as their gradients' errors are
+    independent, and the squares the sum of both: with the products
+    :math:`K_{ij} = g_i \cdot g_j` of M gradients of batches of b samples,
+
+        |G|^2 = mean of K_ij over i != j      and      tr(S) = b (mean of K_ii - |G|^2)
+
+    are unbiased. Of several points each is added up before the ratio is taken.
+
+    The range is a bootstrap's over the batches, from the 2.5 % to the 97.5 % quantile, which leaves out the
+    pairs of a batch with itself. A bootstrap counts the part of a pair's product that no batch explains by
+    itself three times (Bickel and Freedman 1981, on degenerate U-statistics), so the resampled signals are
+    drawn together to the spread that the products show. Where noise hides the signal, the range has no upper
+    end.
+
+    Attributes:
+        scale: the noise scale in samples: batches much larger than this waste samples.
+        low: the lower end of its range.
+        high: its upper end; infinite if the signal cannot be told from none.
+        signal: the mean of the estimates of |G|^2 over the points.
+        noise: that of tr(S).
+        batch: b.
+
+    Example:
+        >>> draws = np.random.default_rng(0)
+        >>> gradients = 1 + draws.normal(size=(64, 100)).astype(np.float32)  # |G|^2 = tr(S) / b = 100
+        >>> found = NoiseEstimate.of([gradients @ gradients.T], batch=32)
+        >>> round(found.scale, 1), found.low < 32 < found.high
+        (31.8, True)
+    """
+
+    scale: float
+    low: float
+    high: float
+    signal: float
+    noise: float
+    batch: float
+
+    @classmethod
+    def of(
+        cls, products: Sequence[npt.NDArray[np.floating]], *, batch: float, seed: int = 0
+    ) -> NoiseEstimate:
+        """Estimate it.
+
+        Args:
+            products: for each point a matrix with the products of all gradients there.
+            batch: the samples in each batch.
+            seed: of the bootstrap.
+
+        Raises:
+            ConfigurationError: there are too few gradients, or one is not finite.
+        """
+        if not (is_number(batch) and 0 < batch < math.inf):
+            raise ConfigurationError(f"batch={batch!r} is not possible: use a number of samples above 0")
+        tables = [np.asarray(one, np.float64) for one in products]
+        for table in tables:
+            if table.ndim != 2 or table.shape[0] != table.shape[1] or len(table) < _LEAST_GRADIENTS:
+                raise ConfigurationError(
+                    f"a noise scale needs the products of at least {_LEAST_GRADIENTS} gradients at a point, "
+                    f"as a square matrix, and there is one of {table.shape}; take more batches"
+                )
+            if not np.isfinite(table).all():
+                raise ConfigurationError(
+                    "a gradient is not finite, so there is no noise scale; lower the learning rate, or check "
+                    "the data for NaN"
+                )
+        if not tables:
+            raise ConfigurationError("a noise scale needs gradients at one point at least, and there is none")
+        draws = np.random.default_rng(seed)
+        found = [_resampled(table, draws) for table in tables]
+        signals = np.mean([signal for signal, _ in found], axis=0)
+        noises = batch * (np.mean([square for _, square in found], axis=0) - signals)
+        scales = np.where(signals > 0, noises / np.where(signals > 0, signals, 1.0), np.inf)
+        low, high = np.quantile(scales[1:], (0.025, 0.975), method="nearest")
+        return cls(
+            scale=float(scales[0]),
+            low=float(min(low, scales[0])),
+            high=float(max(high, scales[0])),
+            signal=float(signals[0]),
+            noise=float(noises[0]),
+            batch=float(batch),
+        )
+
+    def over(self, samples: float) -> tuple[float, float, float]:
+        """Return the scale and the ends of its range over a number of samples.
+
+        Example:
+            >>> found = NoiseEstimate(scale=64, low=32, high=128, signal=1, noise=64, batch=8)
+            >>> found.over(32)
+            (2.0, 1.0, 4.0)
+        """
+        return self.scale / samples, self.low / samples, self.high / samples
+
+    def __str__(self) -> str:
+        """Say it with its range.
+
+        Example:
+            >>> print(NoiseEstimate(scale=641, low=322, high=float("inf"), signal=1, noise=64, batch=8))
+            640 samples (320 or more)
+        """
+        if math.isinf(self.scale):
+            return f"{_rounded(self.low)} samples or more"
+        end = "or more" if math.isinf(self.high) else f"to {_rounded(self.high)}"
+        return f"{_rounded(self.scale)} samples ({_rounded(self.low)} {end})"
+
+
+def _rounded(value: float) -> str:
+    """Return a number with the two digits that are known of it."""
+    if not math.isfinite(value) or value <= 0:
+        return f"{value:g}"
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):.{max(digits, 0)}f}"
+
+
+def _resampled(
+    table: npt.NDArray[np.float64], draws: np.random.Generator
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the signal and the mean square of a point: the estimates, then those of resampled batches."""
+    count, squares = len(table), np.diag(table).copy()
+    pairs = table - np.diag(squares)
+    weights = draws.multinomial(count, np.full(count, 1 / count), _RESAMPLED).astype(np.float64)
+    products = np.einsum("ri,ij,rj->r", weights, pairs, weights, optimize=True)
+    many = weights.sum(1) ** 2 - (weights**2).sum(1)
+    signal = pairs.sum() / (count * (count - 1))
+    signals = signal + _narrower(pairs, signal) * (products / many - signal)
+    mean = squares.mean()
+    return np.array([signal, *signals]), np.array([mean, *(weights @ squares / count)])
+
+
+def _narrower(pairs: npt.NDArray[np.float64], signal: float) -> float:
+    """Return the true spread of the mean product over that of a bootstrap, as the products show it."""
+    count = len(pairs)
+    rows = pairs.sum(1) / (count - 1)
+    rest = pairs - rows[:, None] - rows[None, :] + signal
+    np.fill_diagonal(rest, 0.0)
+    unexplained = (rest**2).sum() / (count * (count - 1))
+    by_batch = 4 * rows.var(ddof=1) / count
+    pair_part = 2 * unexplained / count**2
+    # `by_batch` has the unexplained part twice over: each row's mean is known from its pairs only.
+    true = max(by_batch - pair_part, pair_part)
+    return math.sqrt(min(true / (by_batch + pair_part), 1.0)) if by_batch + pair_part > 0 else 1.0

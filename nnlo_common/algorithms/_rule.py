@@ -400,6 +400,9 @@ class Algorithm(ABC):
     #: Whether the rule makes the steps of SGD, Adam and AdamW itself, from the options of the user's.
     steps_in_place: ClassVar[bool] = False
 
+    #: Whether a step of the centre has the gradients of all workers, as one large batch would.
+    steps_together: ClassVar[bool] = False
+
     #: Whether contributions are averaged, weighted by their numbers of samples.
     weighs: ClassVar[bool] = False
 

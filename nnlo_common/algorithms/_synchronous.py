@@ -87,6 +87,7 @@ class Synchronous(Algorithm):
     """
 
     weighs: ClassVar[bool] = True
+    steps_together: ClassVar[bool] = True
     tied_to_workers: ClassVar[str] = (
         "each step is the mean over the workers' batches; another number of workers changes the batch size"
     )

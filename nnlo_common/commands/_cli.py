@@ -10,6 +10,7 @@ from typing import Any
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.predict._use_options import PREDICT_OPTIONS, TILE_OPTIONS
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
@@ -20,15 +21,17 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "predict", "report", "tile", "top", "trace", "train", "tune")
+COMMANDS = ("advise", "demo", "doctor", "predict", "report", "tile", "top", "trace", "train", "tune")
 #: Commands that all ranks run together, whose options may also be in a file: where each is.
 IN_JOB = {
+    "advise": ("nnlo_common.commands.advise._advise_command", "AdviseRun"),
     "predict": ("nnlo_common.commands.predict._predict_command", "PredictRun"),
     "tile": ("nnlo_common.commands.predict._tile_command", "TileCommandRun"),
     "train": ("nnlo_common.commands.train._train_command", "TrainRun"),
     "tune": ("nnlo_common.commands.tune._tune_command", "SearchRun"),
 }
 SHORT = {
+    "advise": "try a training for a minute, and say how many ranks and which batch suit it",
     "predict": "compute a trained model's outputs for all samples of HDF5 files",
     "tile": "apply a trained model to a volume or an image of any size, in tiles",
     "train": "train a model on lists of HDF5 files, without a script",
@@ -74,6 +77,18 @@ whole volume at once. Killed, the same command continues.
 AFTER_TILE = """\
 The result has the axes of the volume, with the channels of the output in front. docs/tiles.md has
 more.
+"""
+ADVISE = """\
+Try a training for a minute, and say how many workers, which batch and which layout suit it:
+
+  nnlo advise --model net.py --train train.list --loss cross_entropy
+  mpiexec -n 4 nnlo advise --config run.toml --seconds 120
+
+It takes the options of `nnlo train`. With several processes all try at the same time, which
+shows what they take from each other, and messages between them are measured.
+"""
+AFTER_ADVISE = """\
+The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md has more.
 """
 TUNE = """\
 Search for the best options of `nnlo train`, and parameters of the model:
@@ -192,6 +207,7 @@ def _parser() -> Parser:
     )
     demo.add_argument("--algorithm", choices=ALGORITHMS, default="steady", help=", ".join(ALGORITHMS))
     demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
+    _add(commands, "advise", ADVISE_OPTIONS.values(), description=ADVISE, epilog=AFTER_ADVISE)
     predict = _add(commands, "predict", PREDICT_OPTIONS.values(), description=PREDICT, epilog=AFTER_PREDICT)
     tile = _add(commands, "tile", TILE_OPTIONS.values(), description=TILE, epilog=AFTER_TILE)
     tile.add_argument("models", nargs=1, metavar="MODEL", help="the folder of a run, or a file")

@@ -20,7 +20,7 @@ from nnlo_common.protocol import Activity, Compute, Server, Shard, Wire, Worker
 from nnlo_common.testing._schedules import Schedule
 from nnlo_common.testing._virtual import VirtualCluster
 
-__all__ = ["VirtualRun", "train_virtually"]
+__all__ = ["VirtualRanks", "VirtualRun", "train_virtually"]
 
 Gradient = Callable[[Vector, int], npt.ArrayLike]
 Observer = Callable[[Worker, int], None]
@@ -128,7 +128,7 @@ def train_virtually(
     workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
     _refuse_unused(algorithm, optimizer)
     algorithm.check(workers, servers)
-    cell = _VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
+    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
     ends = {
         name: _counts_by_rank(name, given or {}, cell.ranks)
@@ -148,7 +148,7 @@ def train_virtually(
 
 
 @dataclass(frozen=True, slots=True)
-class _VirtualRanks:
+class VirtualRanks:
     """Makes the servers and workers of a run."""
 
     algorithm: Algorithm

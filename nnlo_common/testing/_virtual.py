@@ -115,15 +115,19 @@ class VirtualCluster:
             if self._drops.get(rank) == 0:
                 self._drop(rank)
             self._advance(rank)
-        while True:
-            waiting = pending(self._channels)
-            chosen = self._schedule.choose(waiting) if waiting else None
-            if chosen is None:
-                break
+        while (chosen := self._choose()) is not None:
             self._serve(chosen)
         if self._programs and not pending(self._channels):
             rank = min(self._programs)
             raise PeerLostError(rank, "waits for a reply that no server will send: the protocol hangs")
+
+    def _choose(self) -> PendingRequest | None:
+        waiting = pending(self._channels)
+        return self._schedule.choose(waiting) if waiting else None
+
+    def elapsed_s(self, rank: int) -> float:
+        """Return the virtual time of a worker (with `ByTime`)."""
+        return self._clock_s[rank]
 
     def _serve(self, chosen: PendingRequest) -> None:
         shard, rank = chosen.shard, chosen.worker

@@ -102,6 +102,7 @@ class Member:
 
 
 _inside: ContextVar[RankWorld | None] = ContextVar("nnlo_world", default=None)
+_apart: ContextVar[bool] = ContextVar("nnlo_apart", default=False)
 
 
 @contextmanager
@@ -114,11 +115,23 @@ def within(world: RankWorld) -> Iterator[None]:
         _inside.reset(before)
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """Let this rank act as if it had been started alone, inside a `with` block."""
+    before = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(before)
+
+
 def launched() -> RankWorld | None:
     """Return MPI's world if a launcher has started this process as one of several ranks.
 
     Inside `within`, return that world instead: a trial of a search has a part of the ranks to itself.
     """
+    if _apart.get():
+        return None
     if (inside := _inside.get()) is not None:
         return inside if inside.size > 1 else None
     world = connect()

@@ -16,7 +16,7 @@ __all__ = ["epochs_per_rank", "scale_lr"]
 def scale_lr(
     rate: float,
     *,
-    rule: Literal["linear", "square_root"] = "linear",
+    rule: Literal["linear", "square_root", "none"] = "linear",
     asynchronous: bool = False,
     servers: int = 1,
     group_size: int | None = None,
@@ -33,7 +33,7 @@ def scale_lr(
     Args:
         rate: the learning rate of one process, with the batch size of one rank.
         rule: "linear" in the number of ranks; or "square_root", which suits Adam (Malladi et al., 2022,
-            arXiv:2205.10287) and very large batches.
+            arXiv:2205.10287) and very large batches; "none": the rate stays, for an option of a script.
         asynchronous: whether each worker steps by itself, as with `Downpour`, `EASGD` or `GEM`.
         servers: the number of servers, as of the wrapper.
         group_size: the ranks of each worker, as of the wrapper.
@@ -49,11 +49,11 @@ def scale_lr(
     """
     if not is_number(rate) or not 0 < rate < math.inf:
         raise ConfigurationError(f"rate={rate!r} is not possible: use a number above 0, as the optimizer has")
-    if rule not in ("linear", "square_root"):
-        raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear' or 'square_root'")
+    if rule not in ("linear", "square_root", "none"):
+        raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear', 'square_root' or 'none'")
     trained, size = _training_ranks(world or launched(), servers, group_size, sub_servers)
     together = size if asynchronous else trained
-    return rate * (together if rule == "linear" else math.sqrt(together))
+    return rate * {"linear": together, "square_root": math.sqrt(together), "none": 1}[rule]
 
 
 def epochs_per_rank(

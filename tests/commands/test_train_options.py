@@ -112,6 +112,11 @@ WRONG_FLAGS = {
     "a decay of nothing": (["--decay", "0.5"], "add one, or leave it out"),
     "a step of cosine": (["--schedule", "cosine", "--decay-every", "3"], "--schedule step or plateau"),
     "a warm-up without end": (["--warm-up", "3", "--epochs", "3"], "takes all of --epochs 3"),
+    "a scaled rate of one process": (
+        ["--scale-rate", "linear", "--mode", "steady"],
+        "leave --scale-rate out",
+    ),
+    "an unknown law": (["--scale-rate", "cubic"], "--scale-rate"),
     "unknown schedule": (["--schedule", "cosin"], "did you mean 'cosine'?"),
     "no such order of EAMSGD": (["--mode", "eamsgd", "--order", "paper"], "but the mode is 'eamsgd'"),
     "local steps backwards": (["--mode", "downpour", "--local", "-1"], "local_learning_rate=-1.0"),

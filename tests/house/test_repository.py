@@ -27,10 +27,16 @@ MPI_MODULE = "nnlo_common/cluster/transport/_mpi4py.py"
 PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
 # The rooms of the core, lowest first: each imports only those before it.
-ROOMS = ("base", "algorithms", "data", "protocol", "cluster", "inference", "training", "search", "commands")
+ROOMS = (
+    *("base", "algorithms", "data", "protocol", "simulation", "cluster", "inference", "training", "search"),
+    "commands",
+)
 # Names of both front ends: wrappers, called like the algorithms, and what users see beside them.
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
-FRONT_ENDS = {*nnlo_common.algorithms.__all__, "Checkpoint", "Progress", "Report", "Trainer", "Wrapper"}
+FRONT_ENDS = {
+    *nnlo_common.algorithms.__all__,
+    *("Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
+}
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
 

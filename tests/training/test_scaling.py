@@ -36,6 +36,7 @@ def test_the_ranks_that_train_count(ranks, layout, together, of_group):
     assert on(ranks, lambda world: scale_lr(0.5, world=world, **layout)) == 0.5 * together
     root = on(ranks, lambda world: scale_lr(0.5, rule="square_root", world=world, **layout))
     assert root == 0.5 * math.sqrt(together)
+    assert on(ranks, lambda world: scale_lr(0.5, rule="none", world=world, **layout)) == 0.5
     alone = on(ranks, lambda world: scale_lr(0.5, asynchronous=True, world=world, **layout))
     assert alone == 0.5 * of_group
     for epochs in (1, 10, 13):
@@ -48,7 +49,10 @@ def test_the_ranks_that_train_count(ranks, layout, together, of_group):
     [
         (lambda: scale_lr("0.1"), "rate='0.1' is not possible: use a number above 0"),
         (lambda: scale_lr(0), "rate=0 is not possible"),
-        (lambda: scale_lr(0.1, rule="cubic"), "rule='cubic' is not possible: use 'linear' or 'square_root'"),
+        (
+            lambda: scale_lr(0.1, rule="cubic"),
+            "rule='cubic' is not possible: use 'linear', 'square_root' or 'none'",
+        ),
         (lambda: epochs_per_rank(2.5), "epochs=2.5: must be a whole number of at least 1"),
     ],
 )

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,10 @@ from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._model_file import Loaded
 from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._python_file import asked
+from nnlo_common.commands.train._rates import RatePlan
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.data import HDF5Source, Reading, list_files
+from nnlo_common.training._scaling import scale_lr
 
 __all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of", "side_of"]
 
@@ -100,6 +102,27 @@ class RunPlan:
     def wrapper(self) -> str:
         """The name of the plug-in's wrapper."""
         return MODES[self.settings.mode].algorithm.__name__
+
+    @property
+    def rate_scale(self) -> float:
+        """What `--scale-rate` multiplies the learning rate by, on these ranks."""
+        settings = self.settings
+        if settings.scale_rate == "none":
+            return 1.0
+        return scale_lr(
+            1.0,
+            rule=settings.scale_rate,
+            asynchronous=bool(settings.servers) and not settings.rule().steps_together,
+            servers=settings.servers,
+            group_size=settings.group_size,
+            sub_servers=settings.sub_servers,
+        )
+
+    @property
+    def rates(self) -> RatePlan:
+        """The learning rates of the epochs; a warm-up to a scaled rate begins at that of one process."""
+        plan, scale = self.settings.rates, self.rate_scale
+        return replace(plan, start=1 / scale) if scale > 1 else plan
 
     def from_module(self, name: str) -> Callable[..., Any] | None:
         """Return the function of this name in the Python file, e.g. a loss; None if there is none."""

@@ -107,17 +107,23 @@ class Settings:
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, "further options of the optimizer", default=dict
     )
-    schedule: Literal["cosine", "step", "exponential", "plateau"] | None = option(
-        TRAINING, "how the learning rate changes from epoch to epoch; else it stays"
+    scale_rate: Literal["none", "linear", "square_root"] = option(
+        TRAINING, "multiply the learning rate for the larger batch that ranks make together", default="none"
     )
+    schedule: (
+        Literal["cosine", "linear", "polynomial", "step", "exponential", "inverse", "plateau"] | None
+    ) = option(TRAINING, "how the learning rate changes from epoch to epoch; else it stays")
     decay: float | None = option(
-        TRAINING, "factor of step (0.1), exponential (0.9) and plateau (0.1)", above=0, below=1
+        TRAINING, "factor of step (0.1), exponential (0.9), inverse (0.5) and plateau (0.1)", above=0, below=1
     )
     decay_every: int | None = option(
         TRAINING, "epochs: of a step (a third of all), or without a better metric for plateau (5)", least=1
     )
     warm_up: int | None = option(
-        TRAINING, "epochs in which the learning rate rises, batch by batch, from a tenth", "EPOCHS", least=1
+        TRAINING,
+        "epochs in which the learning rate rises, batch by batch, from a tenth, or from that of one process",
+        "EPOCHS",
+        least=1,
     )
     seed: int = option(TRAINING, "of the weights and the order of samples", default=0, least=0, below=2**32)
     early_stopping: int | None = option(
@@ -271,6 +277,11 @@ class Settings:
         yield from self._contradictory_rates()
 
     def _contradictory_rates(self) -> Iterator[str]:
+        if self.scale_rate != "none" and MODES[self.mode].algorithm.steps_in_place:
+            yield (
+                f"--scale-rate {self.scale_rate} with --mode {self.mode}: that keeps the settings of one "
+                "process by itself; leave --scale-rate out"
+            )
         yield from self.rates.contradictions(self.decay, self.decay_every, self.epochs)
         sgd, one = self.optimizer.lower() == "sgd", MODES[self.mode].algorithm
         if one.made_of == "momentum" and not sgd:

@@ -169,10 +169,15 @@ class TrainRun(RankCommand):
         options = "".join(
             f" --{name.replace('_', '-')} {value}" for name, value in settings.algorithm.items()
         )
-        return (
-            f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {self.trainer.learning_rate:g}, "
-            f"batches of {settings.batch}; {self.folder}"
+        scale = self.trainer.rate_scale
+        rate = f"{self.trainer.learning_rate * scale:g}"
+        if scale != 1:
+            rate += f" ({self.trainer.learning_rate:g} x {scale:g} by --scale-rate {settings.scale_rate})"
+        together = settings.batch * _sharing(settings, cell)
+        batches = f"batches of {settings.batch}" + (
+            f", {together} in a step" if together > settings.batch else ""
         )
+        return f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {rate}, {batches}; {self.folder}"
 
     def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
         """Write the result; the history last, because it marks the run as complete."""
@@ -207,6 +212,14 @@ def cell_of(settings: Settings, hosts: Sequence[str]) -> Cell | None:
     cell = settings.cell(hosts)
     check_layout(settings.rule(), cell)
     return cell
+
+
+def _sharing(settings: Settings, cell: Cell | None) -> int:
+    """Return how many ranks' batches a step of the optimizer has."""
+    if cell is None:
+        return 1
+    size = len(cell.groups[0])
+    return size * len(cell.groups) if settings.rule().steps_together or not cell.servers else size
 
 
 def _ranks_of(cell: Cell) -> str:

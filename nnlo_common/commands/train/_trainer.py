@@ -15,6 +15,7 @@ from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._python_file import users_line
 from nnlo_common.commands.train._run_plan import RunPlan
 from nnlo_common.commands.train._stopping import Stopping, with_validation
+from nnlo_common.simulation._probe import ProbedModel
 
 __all__ = ["Trainer"]
 
@@ -26,7 +27,8 @@ class Trainer(ABC):
         plan: of the training.
 
     Attributes:
-        learning_rate: the first one of the optimizer.
+        learning_rate: the first one of the optimizer, of one process.
+        rate_scale: what these ranks multiply it by.
         role: this rank's part: "alone", "server 0", "worker 0", ...
         metrics: the names of the metrics of each epoch.
         model: the model in training; at the end the centre, on the rank that has it.
@@ -40,6 +42,7 @@ class Trainer(ABC):
     def __init__(self, plan: RunPlan) -> None:
         self._plan, self._settings = plan, plan.settings
         self.model, self.role = plan.loaded.model, "alone"
+        self.rate_scale = plan.rate_scale
         self.kept: int | None = None
         self.ending: list[str] = []
 
@@ -49,6 +52,10 @@ class Trainer(ABC):
     @abstractmethod
     def train(self, folder: Path) -> dict[str, list[float]]:
         """Train, and return this rank's metrics, epoch by epoch (collective)."""
+
+    @abstractmethod
+    def probed(self) -> ProbedModel:
+        """Return what a probe asks of this training, before the ranks join."""
 
     @abstractmethod
     def report(self) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""`nnlo advise`, and `advise` of the plug-ins: a probe, its advice in words, one page with plots."""

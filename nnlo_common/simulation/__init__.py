@@ -1,0 +1,28 @@
+"""Predictions: the protocol's own machines in virtual time, with measured durations.
+
+Holds: durations and what a training costs, the simulator, time to a loss, advice from a probe.
+May import: base, algorithms, data, protocol; and `nnlo_common.testing`, whose virtual cluster it runs.
+Must not know: MPI, frameworks, files.
+"""
+
+from __future__ import annotations
+
+from nnlo_common.base._public_names import say_public_module
+from nnlo_common.simulation._advice import Advice, example_facts
+from nnlo_common.simulation._costs import Costs, Durations, Ranks
+from nnlo_common.simulation._probe import ProbeFacts, probe
+from nnlo_common.simulation._simulator import Prediction, simulate
+
+__all__ = [
+    "Advice",
+    "Costs",
+    "Durations",
+    "Prediction",
+    "ProbeFacts",
+    "Ranks",
+    "example_facts",
+    "probe",
+    "simulate",
+]
+
+say_public_module(__name__, __all__)

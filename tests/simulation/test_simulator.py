@@ -1,0 +1,207 @@
+"""The simulator against closed forms of queues, and against what must hold for any training."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, LocalSGD, Steady, Synchronous
+from nnlo_common.simulation import Costs, Durations, Prediction, Ranks, simulate
+from nnlo_common.simulation._simulator import gain_of
+
+FREE = {"parameters": 1000, "latency_s": 0.0, "bytes_per_s": 1e15}
+
+
+def exponential(mean_s):
+    return Durations(lambda draws: draws.expovariate(1 / mean_s))
+
+
+def repairmen(workers, think_s, serve_s):
+    """Exchanges in a second of workers that each compute, then queue for one server (M/M/1//N)."""
+    load = serve_s / think_s
+    ways = [math.factorial(workers) / math.factorial(workers - n) * load**n for n in range(workers + 1)]
+    return (1 - 1 / sum(ways)) / serve_s
+
+
+@pytest.mark.parametrize("workers", [1, 4, 12])
+def test_a_queue_at_the_server_is_that_of_the_machine_repairman(workers):
+    costs = Costs(step=exponential(1.0), commit=exponential(0.1), **FREE)
+    run = simulate(Ranks(algorithm=Downpour(), workers=workers), costs, steps=6000 // workers)
+    assert run.batches_per_s == pytest.approx(repairmen(workers, 1.0, 0.1), rel=0.04)
+
+
+def test_steps_between_exchanges_are_one_longer_thought():
+    # The repairman's pace depends on the mean of the thought only, not on how it is spread.
+    costs = Costs(step=exponential(0.1), commit=exponential(0.1), **FREE)
+    run = simulate(Ranks(algorithm=EASGD(every=10), workers=8), costs, steps=6000)
+    assert run.batches_per_s == pytest.approx(10 * repairmen(8, 1.0, 0.1), rel=0.04)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 1), (8, 2), (64, 1), (64, 4)])
+def test_equal_durations_give_the_bound_of_the_slower_one(workers, servers):
+    costs = Costs(step=0.05, parameters=1_000_000, commit=0.001, latency_s=1e-4, bytes_per_s=8e9)
+    run = simulate(Ranks(algorithm=Downpour(), workers=workers, servers=servers), costs, steps=60)
+    served_s = (0.001 + 2 * 4e6 / 8e9) / servers
+    cycle_s = 0.05 + 2e-4 + served_s
+    assert run.batches_per_s == pytest.approx(min(workers / cycle_s, 1 / served_s), rel=0.03)
+    assert run.busy == pytest.approx(min(1.0, run.batches_per_s * served_s), abs=0.03)
+
+
+@pytest.mark.parametrize("workers", [2, 8, 32])
+def test_a_step_together_lasts_as_long_as_the_slowest(workers):
+    # The mean of the largest of W exponential durations is the harmonic number of W.
+    harmonic = sum(1 / n for n in range(1, workers + 1))
+    costs = Costs(step=exponential(1.0), **FREE)
+    run = simulate(Ranks(algorithm=Synchronous(), workers=workers), costs, steps=4000 // workers)
+    assert run.batches_per_s == pytest.approx(workers / harmonic, rel=0.05)
+    alone = simulate(Ranks.of(Steady(), workers, servers=0), costs, steps=1500)
+    assert alone.batches_per_s == pytest.approx(workers / harmonic, rel=0.05)
+    assert alone.efficiency == pytest.approx(1 / harmonic, rel=0.05)
+
+
+def test_groups_wait_for_their_slowest_and_for_the_sum():
+    costs = Costs(step=exponential(1.0), reduce_s=lambda ranks: 0.1 * ranks, **FREE)
+    run = simulate(Ranks(algorithm=Downpour(), workers=4, group_size=3), costs, steps=1500)
+    assert run.batches_per_s == pytest.approx(12 / (1 + 1 / 2 + 1 / 3 + 0.3), rel=0.05)
+
+
+def test_a_ring_moves_each_part_twice():
+    costs = Costs(step=1.0, parameters=1000, latency_s=0.01, bytes_per_s=4000)
+    assert costs.reduced_s(4) == pytest.approx(6 * (0.01 + 0.25))
+    assert costs.reduced_s(1) == 0
+
+
+def test_a_lag_hides_the_way_to_the_server():
+    costs = Costs(step=0.05, commit=0.0, parameters=1000, latency_s=0.02, bytes_per_s=1e15)
+    waits = simulate(Ranks(algorithm=Downpour(), workers=4), costs)
+    hides = simulate(Ranks(algorithm=Downpour(lag=1), workers=4), costs)
+    assert waits.batches_per_s == pytest.approx(4 / 0.09, rel=0.01)
+    assert hides.batches_per_s == pytest.approx(4 / 0.05, rel=0.01)
+
+
+def test_a_straggler_slows_those_who_wait_for_it_only():
+    costs = Costs(step=1.0, slow={0: 3.0}, **FREE)
+    free = simulate(Ranks(algorithm=Downpour(), workers=4), costs, steps=100)
+    tied = simulate(Ranks(algorithm=Synchronous(), workers=4), costs, steps=100)
+    backed = simulate(Ranks(algorithm=Synchronous(backup=1), workers=4), costs, steps=100)
+    assert free.batches_per_s == pytest.approx(3 + 1 / 3, rel=0.03)
+    assert tied.batches_per_s == pytest.approx(4 / 3, rel=0.03)
+    assert backed.batches_per_s > 2.8
+
+
+def test_reading_counts_where_it_takes_longer():
+    fast = Costs(step=0.05, read=0.02, **FREE)
+    slow = Costs(step=0.05, read=0.2, **FREE)
+    ranks = Ranks(algorithm=EASGD(every=5), workers=2)
+    assert simulate(ranks, fast).batches_per_s == pytest.approx(40, rel=0.01)
+    assert simulate(ranks, slow).batches_per_s == pytest.approx(10, rel=0.01)
+
+
+def test_narrower_numbers_take_less_time_on_the_way():
+    costs = {"step": 0.001, "parameters": 1_000_000, "latency_s": 0.0, "bytes_per_s": 1e9}
+    ranks = Ranks(algorithm=Downpour(), workers=8)
+    whole, half = (simulate(ranks, Costs(**costs, wire_bytes=size)).batches_per_s for size in (4, 2))
+    assert half == pytest.approx(2 * whole, rel=0.02)
+
+
+ALGORITHMS = [
+    *(
+        Downpour(),
+        Downpour(lag=2),
+        Steady(),
+        Steady(every=4),
+        AGN(every=4, local_learning_rate=0.1),
+        EASGD(every=10),
+        GEM(),
+    ),
+    *(LocalSGD(every=8), DiLoCo(every=8), Synchronous()),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
+def test_no_training_is_faster_than_its_workers_or_than_its_servers(algorithm):
+    costs = Costs(step=exponential(0.05), parameters=1_000_000, commit=0.002)
+    paces = []
+    for servers in (1, 2):
+        run = simulate(Ranks(algorithm=algorithm, workers=6, servers=servers), costs, steps=40)
+        paces.append(run.batches_per_s)
+        assert 0 < run.efficiency <= 1
+        assert 0 <= run.busy <= 1
+        assert run.batches_per_s <= 6 / 0.05 * 1.25  # of the durations as they were drawn
+        assert run.spread[0] <= run.batches_per_s * 1.000001
+        assert run.spread[1] >= run.batches_per_s * 0.999999
+    assert paces[1] > 0.9 * paces[0]
+
+
+def test_the_same_seed_gives_the_same_course():
+    costs = Costs(step=[0.04, 0.05, 0.09], parameters=1000)
+    runs = [simulate(Ranks(algorithm=Steady(), workers=5), costs, seed=seed) for seed in (1, 1, 2)]
+    assert runs[0] == runs[1] or runs[0].batches_per_s == runs[1].batches_per_s
+    assert runs[0].batches_per_s != runs[2].batches_per_s
+
+
+def test_more_workers_are_never_slower_until_the_server_is_full():
+    costs = Costs(step=exponential(0.05), parameters=1_000_000, commit=0.001, bytes_per_s=8e9)
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    paces = [simulate(Ranks(algorithm=Downpour(), workers=n), costs, steps=30).batches_per_s for n in counts]
+    assert all(after > 0.95 * before for before, after in pairwise(paces))
+    assert paces[-1] == pytest.approx(500, rel=0.05)
+
+
+# The time to a loss.
+
+
+def test_the_gain_is_adascales():
+    for workers, noise in ((1, 3.0), (4, 0.5), (32, 20.0)):
+        assert gain_of(workers, noise) == pytest.approx((noise + 1) / (noise / workers + 1))
+    assert gain_of(8, 0.0) == 1
+    assert gain_of(8, math.inf) == 8
+
+
+def test_time_to_a_loss_follows_from_pace_and_gain():
+    costs = Costs(step=0.05, **FREE)
+    one = simulate(Ranks(algorithm=Steady(), workers=1), costs)
+    many = simulate(Ranks(algorithm=Steady(), workers=16), costs)
+    # Examples and steps of McCandlish et al.: S = 1 + B / b at W workers, S / S_1 = (1 + B/Wb) / (1 + B/b).
+    for noise in (0.1, 5.0, 1e9):
+        steps = (1 + noise / 16) / (1 + noise)
+        assert many.seconds_to(1000, noise) == pytest.approx(1000 * steps * 0.05, rel=0.01)
+        assert one.seconds_to(1000, noise) == pytest.approx(50, rel=0.01)
+
+
+def test_a_lag_and_long_steps_count_as_more_workers():
+    assert Ranks(algorithm=Steady(lag=1, every=2), workers=4).together == 16
+    assert Ranks(algorithm=LocalSGD(every=8), workers=4).together == 4
+    assert Ranks.of(Steady(), 8, servers=0).together == 8
+    assert isinstance(simulate(Ranks(algorithm=Steady(lag=1), workers=2), Costs(step=1, **FREE)), Prediction)
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Durations([]), "there is none"),
+        (lambda: Durations([0.1, -1.0]), "there is -1.0"),
+        (lambda: Durations(float("nan")), "there is nan"),
+        (lambda: Costs(step="0.1", parameters=1), "there is"),
+        (lambda: Costs(step=0.1, parameters=0), "parameters=0"),
+        (lambda: Costs(step=0.1, parameters=1, bytes_per_s=0), "bytes_per_s=0"),
+        (lambda: Costs(step=0.1, parameters=1, slow={0: 0.0}), r"slow\[0\]=0.0"),
+        (lambda: Ranks(algorithm=Downpour(), workers=0), "workers=0"),
+        (lambda: Ranks(algorithm=Downpour(), workers=2, servers=0), "servers=0 with workers=2"),
+        (lambda: Ranks.of(Downpour(), 8, group_size=4), "leave 7 to train"),
+        (lambda: Ranks(algorithm=Synchronous(backup=3), workers=2), "backup=3"),
+        (
+            lambda: simulate(Ranks(algorithm=EASGD(sub_servers=2), workers=4), Costs(step=0.1, parameters=1)),
+            "sub-servers",
+        ),
+        (lambda: simulate(Ranks(algorithm=Downpour()), Costs(step=0.1, parameters=1), steps=0), "steps=0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_sentence(call, text):
+    with pytest.raises(ConfigurationError, match=text):
+        call()
