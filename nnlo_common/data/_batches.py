@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._spans import stage
 from nnlo_common.data._blocks import Blocks
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Array, Source
@@ -194,23 +195,31 @@ class Batches:
     def _read(self, window: _Window) -> list[Any]:
         """Read a window, and return its batches."""
         epoch, (start, stop), (first, last) = window
-        arrays = [field.empty(stop - start) for field in self.source.fields]
-        at = 0
         # Read in the order of the files, so that each file is read once; the permutation comes after.
-        for begin, end in Ranges(self._order.ranges(epoch, start, stop)):
-            self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
-            at += end - begin
+        ranges = list(Ranges(self._order.ranges(epoch, start, stop)))
         rows: Array | None = None
         if self._order.shuffle:
             rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(stop - start)
+        resident = self.source.resident(ranges)
+        if resident is None:
+            arrays: Sequence[Array] = [field.empty(stop - start) for field in self.source.fields]
+            at = 0
+            for begin, end in ranges:
+                self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
+                at += end - begin
+        else:  # batches are made of the numbers in memory, without a copy of the window
+            arrays, numbers = resident
+            rows = numbers if rows is None else numbers[rows]
         cuts = range(first - start, last - start, self.batch_size)
         return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
 
-    def _batch(self, arrays: list[Array], rows: Array | None, at: int, end: int) -> Any:
+    def _batch(self, arrays: Sequence[Array], rows: Array | None, at: int, end: int) -> Any:
         some: slice | Array = slice(at, end)
         if rows is not None:
             some = rows[some]
-        return self.source.assemble([array[some] for array in arrays])
+        with stage("mix"):
+            chosen = [array[some] for array in arrays]
+        return self.source.assemble(chosen)
 
 
 def _good_block(source: Source, row_bytes: int, parts: int) -> int:

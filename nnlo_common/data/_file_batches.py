@@ -8,8 +8,8 @@ from typing import Any, Literal, Unpack
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import portion
+from nnlo_common.data._file_source import HDF5Source, Reading
 from nnlo_common.data._listing import Files
-from nnlo_common.data.hdf5._slice_reader import HDF5Source, Reading
 
 __all__ = ["BatchOptions", "FileBatches", "check_assignment", "check_position"]
 

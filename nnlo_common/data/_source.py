@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data.leasing._ranges import Range
 
 __all__ = ["Array", "Arrays", "Field", "Source"]
 
@@ -73,6 +74,12 @@ class Source(Protocol):
     def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read the samples [start, stop) into arrays of that length, one for each field."""
 
+    def resident(self, ranges: Sequence[Range]) -> tuple[Sequence[Array], npt.NDArray[np.int64]] | None:
+        """Return arrays in memory, and the row in them of each sample of some ranges.
+
+        None: the samples are not kept in memory, and must be read.
+        """
+
     def assemble(self, arrays: Sequence[Array]) -> Any:
         """Return a batch for the training, made from the arrays of some samples."""
 
@@ -104,6 +111,9 @@ class Arrays:
         """Copy a slice of each array."""
         for array, into in zip(self._arrays, out, strict=True):
             into[:] = array[start:stop]
+
+    def resident(self, ranges: Sequence[Range]) -> None:
+        """Have them read: as fast, and what a subclass does in `read` is done."""
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the arrays unchanged, as a tuple."""

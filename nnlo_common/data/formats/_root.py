@@ -1,0 +1,171 @@
+"""ROOT files with a TTree or an RNTuple, by uproot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data.formats._format import Ragged, shown
+from nnlo_common.data.formats._table import Column, Piece, TableFormat
+
+__all__ = ["ROOT"]
+
+# Rows of a piece, if the file's own are shorter: each decoding has a cost of its own.
+_ROWS = 1000
+_TREES = ("TTree", "ROOT::RNTuple", "TNtuple", "TNtupleD", "TChain")
+_HOW = "write FILE:TREE"
+
+
+class ROOT(TableFormat):
+    """Reads branches of a tree, a cluster of baskets at a time."""
+
+    title, suffixes, one = "ROOT", (".root",), "a ROOT file"
+    begins, remote = b"root", True
+    needs = ("uproot", "root")
+
+    def table(self, path: str) -> _Tree:
+        """Open a file."""
+        import awkward  # noqa: F401 - uproot needs it for rows of unequal length
+        import uproot
+
+        from nnlo_common.data.formats._found import without_tree
+
+        place = without_tree(path)
+        file = uproot.open(place if "://" in place else Path(place))
+        try:
+            return _Tree(file, _tree(file, place, path.removeprefix(place).lstrip(":")))
+        except BaseException:
+            file.close()
+            raise
+
+
+class _Tree:
+    """An open tree.
+
+    Args:
+        file: of uproot.
+        tree: in it.
+    """
+
+    groups: Mapping[str, Sequence[str]] = {}
+    encoded = "ROOT"
+
+    def __init__(self, file: Any, tree: Any) -> None:
+        self._file, self._tree = file, tree
+        size = int(tree.num_entries)
+        if size < 0:
+            raise ConfigurationError(f"the tree {tree.name!r} has {size} entries; make the file again")
+        self.columns = _Columns(tree)
+        self.starts = _starts(tree, size)
+
+    def decode(self, name: str, piece: int) -> Piece:
+        """Return one branch of one piece."""
+        first, last = self.starts[piece : piece + 2]
+        return _numbers(self._tree[name].array(entry_start=first, entry_stop=last, library="ak"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class _Columns(Mapping[str, Column]):
+    """The branches of a tree; each is looked at when it is asked for, as there may be thousands.
+
+    Args:
+        tree: of uproot.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self._names = list(dict.fromkeys(tree.keys()))
+        self._known: dict[str, Column] = {}
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._known:
+            try:
+                self._known[name] = _column(self._tree[name].array(entry_stop=0, library="ak"))
+            except Exception as error:  # uproot raises any type for what it cannot interpret
+                text = " ".join(str(error).split())[:100]
+                self._known[name] = Column(refused=f"cannot be read by uproot ({text})")
+        return self._known[name]
+
+
+def _tree(file: Any, path: str, name: str) -> Any:
+    """Return the tree of a name, or the only one."""
+    kinds = {key.rpartition(";")[0]: kind for key, kind in file.classnames(cycle=True).items()}
+    trees = [key for key, kind in kinds.items() if kind.startswith(_TREES)]
+    if not name:
+        if len(trees) != 1:
+            raise ConfigurationError(
+                f"{path} has {shown(trees, 'no trees')}; {_HOW} to name one"
+                if trees
+                else f"{path} has no TTree and no RNTuple, but {shown(list(kinds), 'nothing')}"
+            )
+        name = trees[0]
+    if name.rpartition(";")[0] not in trees and name not in trees:
+        raise ConfigurationError(f"{path} has no tree {name!r}; it has {shown(trees, 'no trees')}; {_HOW}")
+    return file[name]
+
+
+def _starts(tree: Any, size: int) -> list[int]:
+    """Return where the pieces begin: where the baskets of all branches do, else at equal distances."""
+    try:
+        ends = [int(one) for one in tree.common_entry_offsets()]
+    except Exception:  # RNTuples have none; uproot raises any type for damaged ones
+        ends = []
+    if not ends:
+        clusters = getattr(tree, "cluster_summaries", ())
+        ends = [int(one.num_first_entry) for one in clusters]
+    found = [0]
+    for end in sorted({*ends, size}):
+        if (end - found[-1] >= _ROWS or end == size) and found[-1] < end <= size:
+            found.append(end)
+    return found
+
+
+def _column(array: Any) -> Column:
+    """Return what the type of an array of Awkward means here."""
+    import awkward as ak
+
+    kind = ak.type(array).content
+    shape: list[int] = []
+    ragged = False
+    while not isinstance(kind, ak.types.NumpyType):
+        if isinstance(kind, ak.types.ListType) and not ragged and not shape:
+            ragged = True
+        elif isinstance(kind, ak.types.RegularType):
+            shape.append(int(kind.size))
+        else:
+            return Column(refused=f"has the type {str(kind)[:60]}")
+        kind = kind.content
+    return Column(np.dtype(kind.primitive), tuple(shape), ragged)
+
+
+def _numbers(array: Any) -> Piece:
+    import awkward as ak
+
+    if isinstance(ak.type(array).content, ak.types.ListType):
+        counts = np.asarray(ak.num(array, axis=1)).astype(np.int64)
+        return Ragged(_plain(ak.flatten(array, axis=1)), counts)
+    return _plain(array)
+
+
+def _plain(array: Any) -> Any:
+    import awkward as ak
+
+    return np.asarray(ak.to_numpy(array, allow_missing=False))
