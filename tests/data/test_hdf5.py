@@ -174,9 +174,9 @@ def test_only_slices_are_read(three, monkeypatch):
     slices = []
     read = h5py.Dataset.read_direct
 
-    def watched(self, destination, source, into):
+    def watched(self, destination, source):
         slices.append(source)
-        return read(self, destination, source, into)
+        return read(self, destination, source)
 
     monkeypatch.setattr(h5py.Dataset, "read_direct", watched)
     monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("no slice"))

@@ -97,9 +97,10 @@ class _ArrowTable:
         rows = [self._batch(index).num_rows for index in range(self._file.num_record_batches)]
         self.starts = [0, *accumulate(rows)]
         self.columns = {field.name: _column(field.type) for field in self._file.schema}
-        self.encoded = ""
-        if rows and (size := self._batch(0).nbytes) and "://" not in path:
-            self.encoded = "Arrow" if pa.total_allocated_bytes() > size and self._source.size() < size else ""
+        # An uncompressed batch is where the file is mapped, and takes no memory.
+        before = pa.total_allocated_bytes()
+        first = self._batch(0) if rows else None
+        self.encoded = "Arrow, compressed" if first and pa.total_allocated_bytes() > before else ""
 
     def decode(self, name: str, piece: int) -> Piece:
         """Return one column of one record batch."""
