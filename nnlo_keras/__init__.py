@@ -37,7 +37,7 @@ from nnlo_keras._callbacks import (
 )
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._gpu import use_gpu
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches, H5Sequence
 from nnlo_keras._shard import shard
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras._wrappers import *  # noqa: F403 - a wrapper for each algorithm
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from nnlo_keras.tune import MPITuner as MPITuner
 
 __all__ = [
+    "Batches",
     "Broadcast",
     "Checkpoint",
     "Distribute",

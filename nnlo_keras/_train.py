@@ -27,7 +27,7 @@ from nnlo_common.plugin import (
     whole,
 )
 from nnlo_keras._compat import synchronise
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 from nnlo_keras._seeding import seed_generators as seed
 
 __all__ = ["fill", "forget", "load", "prepare", "seed"]
@@ -96,7 +96,7 @@ class KerasTrainer(Trainer):
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
         ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        self._open(H5Sequence, ranks, {"shuffle": False, "shard": False})
+        self._open(Batches, ranks, {"shuffle": False, "shard": False})
         self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)

@@ -24,7 +24,7 @@ from nnlo_torch import _wrappers
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
-from nnlo_torch._hdf5 import H5Batches, H5Dataset
+from nnlo_torch._hdf5 import Batches, H5Batches, H5Dataset, Samples
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._progress_lines import Progress
 from nnlo_torch._report import Report
@@ -33,6 +33,7 @@ from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import *  # noqa: F403 - a wrapper for each algorithm
 
 __all__ = [
+    "Batches",
     "Checkpoint",
     "EMA",
     "EarlyStopping",
@@ -40,6 +41,7 @@ __all__ = [
     "H5Dataset",
     "Progress",
     "Report",
+    "Samples",
     "ShardIterable",
     "ShardSampler",
     "Target",

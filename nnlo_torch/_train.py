@@ -16,7 +16,7 @@ import nnlo_torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._evaluation import Sums
-from nnlo_torch._hdf5 import H5Batches, tensors_of
+from nnlo_torch._hdf5 import Batches, tensors_of
 from nnlo_torch._rate_schedule import RateSchedule
 from nnlo_torch._start_weights import fill
 from nnlo_torch._train_parts import function_of
@@ -77,7 +77,7 @@ class TorchTrainer(Trainer):
             torch.optim, [self._model.parameters()], {"learning_rate": "lr"}
         )
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
-        self._open(H5Batches, {}, {"evaluation": True})
+        self._open(Batches, {}, {"evaluation": True})
         self._try()
         self._note_metrics(["loss", *self._metrics])
         self._wrapper: Wrapper | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -397,7 +398,7 @@ class FileSource:
 class HDF5Source(FileSource):
     """The samples of a list of HDF5 files, whatever their names; see `FileSource`."""
 
-    _format = HDF5()
+    _format: ClassVar[Format | None] = HDF5()
 
 
 class _Columns:
@@ -523,11 +524,10 @@ def _state_of(paths: Sequence[str]) -> str:
     """Return sizes and times of the files, by which processes know that they read the same."""
     found = []
     for path in paths:
-        try:
+        facts: tuple[int, ...] = ()
+        with suppress(OSError):
             status = os.stat(without_tree(path))  # noqa: PTH116 - there may be a million
             facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        except OSError:
-            facts = ()
         found.append(f"{path} {facts}")
     return "\n".join(found)
 

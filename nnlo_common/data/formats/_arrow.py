@@ -123,7 +123,7 @@ def _opened(path: str) -> Any:
     try:
         import fsspec
 
-        return fsspec.open(path, "rb").open()
+        return fsspec.open(path).open()
     except (ImportError, ValueError, OSError) as error:
         raise ConfigurationError(
             f"{path} cannot be opened here ({error}); install what fsspec needs for it, or copy it first by "

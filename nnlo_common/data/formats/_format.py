@@ -96,19 +96,23 @@ class OpenedFile(Protocol):
 
 
 class Format(Protocol):
-    """A way to store samples.
+    """A way to store samples."""
 
-    Attributes:
-        title: its name, for messages.
-        suffixes: the ends of its files' names.
-        begins: how its files begin, if their names do not tell.
-        remote: whether its library opens names with ``://``.
-    """
+    @property
+    def title(self) -> str:
+        """Its name, for messages."""
 
-    title: str
-    suffixes: Sequence[str]
-    begins: bytes
-    remote: bool
+    @property
+    def suffixes(self) -> Sequence[str]:
+        """The ends of its files' names."""
+
+    @property
+    def begins(self) -> bytes:
+        """How its files begin, if their names do not tell; empty: in no one way."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether its library opens names with ``://``."""
 
     def inspect(self, path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
         """Return what is known of these columns without reading samples.

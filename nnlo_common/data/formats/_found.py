@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import readable_file
 from nnlo_common.data.formats._arrow import Arrow, Parquet
 from nnlo_common.data.formats._format import Format
 from nnlo_common.data.formats._numpy import NPY, NPZ
@@ -41,10 +41,8 @@ def format_of(files: Sequence[str] | Mapping[str, Any]) -> Format:
     if kinds:
         return next(iter(kinds.values()))[0]
     beginning = b""
-    with suppress(OSError, ValueError):
-        if Path(files[0]).is_file():  # opening a pipe would wait
-            with Path(files[0]).open("rb") as file:
-                beginning = file.read(16)
+    with suppress(OSError, ValueError), readable_file(files[0]) as file:
+        beginning = file.read(16)
     return next((one for one in FORMATS if one.begins and beginning.startswith(one.begins)), FORMATS[0])
 
 

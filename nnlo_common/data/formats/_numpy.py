@@ -10,6 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._table import Column, TableFormat
 
@@ -31,7 +32,7 @@ class NPY(TableFormat):
 
     def table(self, path: str) -> _Arrays:
         """Map a file into memory."""
-        with open(path, "rb") as file:  # noqa: PTH123 - a string, of which there may be a million
+        with readable_file(path) as file:
             array = _mapped(path, *_header(file), file.tell())
         if array.dtype.names:
             return _Arrays({name: array[name] for name in array.dtype.names}, "")
@@ -142,7 +143,7 @@ class _Archive:
 
     def _begin(self, info: zipfile.ZipInfo) -> int:
         """Return where the numbers of a member begin in the file."""
-        with open(self._path, "rb") as file:  # noqa: PTH123
+        with readable_file(self._path) as file:
             file.seek(info.header_offset)
             local = file.read(30)
             if local[:4] != b"PK\x03\x04":
@@ -167,7 +168,7 @@ def _mapped(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], fortran: bo
     if dtype.hasobject:
         raise ConfigurationError(f"{path} holds Python objects, which could run code; save numbers only")
     size = math.prod(shape) * dtype.itemsize
-    with open(path, "rb") as file:  # noqa: PTH123
+    with readable_file(path) as file:
         there = file.seek(0, 2) - at
     if there < size:
         raise ConfigurationError(

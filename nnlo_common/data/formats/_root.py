@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data._source import Array
 from nnlo_common.data.formats._format import Ragged, shown
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
 
@@ -165,7 +166,8 @@ def _numbers(array: Any) -> Piece:
     return _plain(array)
 
 
-def _plain(array: Any) -> Any:
+def _plain(array: Any) -> Array:
     import awkward as ak
 
-    return np.asarray(ak.to_numpy(array, allow_missing=False))
+    plain: Array = np.asarray(ak.to_numpy(array, allow_missing=False))
+    return plain

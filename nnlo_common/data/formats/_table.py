@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, NNLOError
+from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import (
     HOW,
@@ -61,19 +62,23 @@ class Column:
 
 
 class Table(Protocol):
-    """An open file.
+    """An open file."""
 
-    Attributes:
-        columns: by name, in the order of the file.
-        starts: the first row of each piece, and the number of all rows at the end.
-        encoded: how it is compressed or encoded; empty: it is not.
-        groups: names that stand for several columns.
-    """
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """The columns by name, in the order of the file."""
 
-    columns: Mapping[str, Column]
-    starts: Sequence[int]
-    encoded: str
-    groups: Mapping[str, Sequence[str]]
+    @property
+    def starts(self) -> Sequence[int]:
+        """The first row of each piece, and the number of all rows at the end."""
+
+    @property
+    def encoded(self) -> str:
+        """How it is compressed or encoded; empty: it is not."""
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[str]]:
+        """Names that stand for several columns."""
 
     def decode(self, name: str, piece: int) -> Piece:
         """Return one column of one piece."""
@@ -179,7 +184,7 @@ class TableFormat:
                 return ConfigurationError(
                     f"{path} is empty (0 bytes); the program that wrote it failed, so make it again"
                 )
-            with Path(path).open("rb") as file:
+            with readable_file(path) as file:
                 beginning = file.read(12)
             if self.begins and not beginning.startswith(self.begins):
                 return ConfigurationError(
