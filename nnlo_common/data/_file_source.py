@@ -230,10 +230,7 @@ class FileSource:
             self._read(start, stop, out)
             return
         wanted = self._samples[start:stop]
-        cuts = [0, *(np.flatnonzero(np.diff(wanted) > max(self.grain, _GAP)) + 1).tolist(), len(wanted)]
-        for begin, end in pairwise(cuts):
-            if begin == end:
-                continue
+        for begin, end in self._runs(wanted):
             first, last = int(wanted[begin]), int(wanted[end - 1]) + 1
             whole = [field.empty(last - first) for field in self.fields]
             self._read(first, last, whole)
@@ -250,9 +247,8 @@ class FileSource:
         numbers = np.concatenate([np.arange(start, stop) for start, stop in ranges])
         if self._samples is not None:
             numbers = self._samples[numbers]
-            starts = np.flatnonzero(np.diff(numbers, prepend=-2) > max(self.grain, _GAP))
-            ends = np.append(starts[1:], len(numbers))
-            ranges = [(int(numbers[a]), int(numbers[b - 1]) + 1) for a, b in zip(starts, ends, strict=True)]
+            runs = self._runs(numbers)
+            ranges = [(int(numbers[begin]), int(numbers[end - 1]) + 1) for begin, end in runs]
         with stage("fetch"):
             if all(self._cache.load(start, stop, self._decode) for start, stop in ranges):
                 return self._cache.arrays, numbers
@@ -279,6 +275,11 @@ class FileSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_staging": None}  # the process that staged the copies releases them
+
+    def _runs(self, numbers: npt.NDArray[np.int64]) -> list[Range]:
+        """Return the parts of rising numbers that are read in one piece, with what lies between."""
+        far = np.flatnonzero(np.diff(numbers) > max(self.grain, _GAP)) + 1
+        return list(pairwise([0, *far.tolist(), len(numbers)])) if len(numbers) else []
 
     def _read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read samples by their number among all of the files."""

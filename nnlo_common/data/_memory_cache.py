@@ -32,6 +32,7 @@ _RESERVE = 20
 # Bytes of a block: each has a lock and a mark.
 _BLOCK_BYTES = 2**20
 _ALIGNED = 4096
+_GROUPS = Path("/sys/fs/cgroup")
 _PRESENT = 1
 #: Reads samples [start, stop) into arrays.
 _Decode: TypeAlias = Callable[[int, int, Sequence[Array]], None]
@@ -219,10 +220,10 @@ def _limits() -> list[tuple[int, int]]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, kinds, path = line.split(":", 2)
             if number == "0":
-                folder, cached = Path("/sys/fs/cgroup"), "inactive_file"
+                folder, cached = _GROUPS, "inactive_file"
                 names = ("memory.max", "memory.current")
             elif "memory" in kinds.split(","):
-                folder, cached = Path("/sys/fs/cgroup/memory"), "total_inactive_file"
+                folder, cached = _GROUPS / "memory", "total_inactive_file"
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
             else:
                 continue

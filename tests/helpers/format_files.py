@@ -10,7 +10,7 @@ __all__ = ["FORMATS", "make"]
 
 
 def make(kind: str, path: Path, columns: dict[str, np.ndarray], piece: int = 3) -> str:
-    """Write columns in a format, in pieces of so many rows where it has pieces; return what names the file."""
+    """Write columns in a format, in pieces of so many rows if it has any; return what names the file."""
     return FORMATS[kind](path, columns, piece)
 
 
@@ -89,17 +89,17 @@ def _zarr(path, columns, piece):
     return f"{path}.zarr"
 
 
-def _npz(path, columns, piece):  # noqa: ARG001 - it has no pieces
+def _npz(path, columns, piece):
     np.savez(f"{path}.npz", **columns)
     return f"{path}.npz"
 
 
-def _packed_npz(path, columns, piece):  # noqa: ARG001
+def _packed_npz(path, columns, piece):
     np.savez_compressed(f"{path}.npz", **columns)
     return f"{path}.npz"
 
 
-def _npy(path, columns, piece):  # noqa: ARG001
+def _npy(path, columns, piece):
     kinds = [(name, one.dtype, one.shape[1:]) for name, one in columns.items()]
     rows = np.zeros(len(next(iter(columns.values()))), kinds)
     for name, one in columns.items():
