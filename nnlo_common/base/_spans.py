@@ -95,6 +95,7 @@ class Spans:
     Attributes:
         began_s: when it was made.
         stages: seconds by stage of reading, also of threads that read ahead.
+        reading: facts about what is read, for advice.
 
     Example:
         >>> ticks = iter([0.0, 3.0, 5.0, 6.0, 10.0])
@@ -119,6 +120,7 @@ class Spans:
         self._around: list[tuple[SpanKind, float]] = []  # the open spans, with their begins
         self._kind: SpanKind = "compute"
         self.stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.reading: dict[str, float | str] = {}
         self.began_s = self._since = self._bare_since = clock()
 
     def begin(self, kind: SpanKind) -> None:
@@ -163,7 +165,7 @@ class Spans:
     def beside(self, track: str) -> Spans:
         """Return a recorder for another thread that does a part of this one's work."""
         other = Spans(self.sink, track=track, clock=self._clock)
-        other.stages = self.stages
+        other.stages, other.reading = self.stages, self.reading
         return other
 
     def now_s(self) -> float:

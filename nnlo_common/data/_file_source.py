@@ -17,7 +17,7 @@ import numpy.typing as npt
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._plural import plural
-from nnlo_common.base._spans import stage
+from nnlo_common.base._spans import recorder, stage
 from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
@@ -249,6 +249,7 @@ class FileSource:
             numbers = self._samples[numbers]
             runs = self._runs(numbers)
             ranges = [(int(numbers[begin]), int(numbers[end - 1]) + 1) for begin, end in runs]
+        self._note()
         with stage("fetch"):
             if all(self._cache.load(start, stop, self._decode) for start, stop in ranges):
                 return self._cache.arrays, numbers
@@ -276,6 +277,12 @@ class FileSource:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_staging": None}  # the process that staged the copies releases them
 
+    def _note(self) -> None:
+        """Tell the recorder of this thread what is read."""
+        spans = recorder()
+        if spans is not None:
+            spans.reading.update(how=self.how, piece_bytes=self._infos.piece_bytes)
+
     def _runs(self, numbers: npt.NDArray[np.int64]) -> list[Range]:
         """Return the parts of rising numbers that are read in one piece, with what lies between."""
         far = np.flatnonzero(np.diff(numbers) > max(self.grain, _GAP)) + 1
@@ -283,6 +290,7 @@ class FileSource:
 
     def _read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read samples by their number among all of the files."""
+        self._note()
         with stage("fetch"):
             if self._cache is None:
                 self._decode(start, stop, out)

@@ -70,6 +70,7 @@ class FileInfo:
         encoded: whether reading costs more than copying: they are compressed, for instance.
         ragged: the names of the columns with rows of unequal length.
         how: of what the encoding consists, for advice.
+        piece_bytes: of the smallest piece that is decoded by itself; 0: any.
     """
 
     path: str
@@ -80,6 +81,7 @@ class FileInfo:
     encoded: bool = False
     ragged: frozenset[str] = frozenset()
     how: str = ""
+    piece_bytes: int = 0
 
 
 class OpenedFile(Protocol):

@@ -114,11 +114,12 @@ class TableFormat:
             columns = [name for inside in wanted for name in inside]
             fields = tuple(_field(path, name, table.columns[name]) for name in columns)
             starts = table.starts
+            grain = max((b - a for a, b in pairwise(starts)), default=1) or 1
             return FileInfo(
                 path=path,
                 length=starts[-1],
                 fields=fields,
-                grain=max((b - a for a, b in pairwise(starts)), default=1) or 1,
+                grain=grain,
                 groups=tuple(
                     len(table.groups[name]) if name in table.groups and name not in table.columns else None
                     for name in names
@@ -126,6 +127,9 @@ class TableFormat:
                 encoded=bool(table.encoded),
                 ragged=frozenset(name for name in columns if table.columns[name].ragged),
                 how=table.encoded,
+                piece_bytes=grain * min((field.row_bytes for field in fields), default=0)
+                if table.encoded
+                else 0,
             )
         finally:
             table.close()

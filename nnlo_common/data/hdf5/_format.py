@@ -13,7 +13,7 @@ from nnlo_common.data.formats._format import FileInfo, OpenedFile, Ragged
 from nnlo_common.data.hdf5._inspection import inspect_file, names_of
 from nnlo_common.data.hdf5._opened_files import open_file
 
-__all__ = ["HDF5"]
+__all__ = ["HDF5", "OpenHDF5"]
 
 
 class HDF5:
@@ -29,14 +29,14 @@ class HDF5:
 
     def open(self, path: str, locking: bool | None) -> OpenedFile:
         """Open a file."""
-        return _File(open_file(path, locking))
+        return OpenHDF5(open_file(path, locking))
 
     def names(self, path: str, locking: bool | None) -> list[str]:
         """Return the names at the top of a file."""
         return names_of(path, locking)
 
 
-class _File:
+class OpenHDF5:
     """An open HDF5 file.
 
     Args:

@@ -62,6 +62,9 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
             groups=tuple(groups),
             encoded=bool(filters),
             how=" and ".join(sorted(filters)),
+            piece_bytes=min(
+                (math.prod(one.chunks) * one.dtype.itemsize for one in datasets if one.chunks), default=0
+            ),
         )
 
 
