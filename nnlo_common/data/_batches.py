@@ -200,7 +200,7 @@ class Batches:
         rows: Array | None = None
         if self._order.shuffle:
             rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(stop - start)
-        resident = self.source.resident(ranges)
+        resident = getattr(self.source, "resident", _nowhere)(ranges)
         if resident is None:
             arrays: Sequence[Array] = [field.empty(stop - start) for field in self.source.fields]
             at = 0
@@ -220,6 +220,10 @@ class Batches:
         with stage("mix"):
             chosen = [array[some] for array in arrays]
         return self.source.assemble(chosen)
+
+
+def _nowhere(_: Sequence[Range]) -> None:
+    """Of a source that keeps nothing in memory."""
 
 
 def _good_block(source: Source, row_bytes: int, parts: int) -> int:

@@ -19,14 +19,14 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._plural import plural
 from nnlo_common.base._spans import recorder, stage
 from nnlo_common.base._warnings import warn
-from nnlo_common.data._listing import Files, list_files, refuse_duplicates
+from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._requests import Request, requests
 from nnlo_common.data._selection import Selection
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data.formats._format import HOW, FileInfo, Format, OpenFiles, inspect_files, shown
-from nnlo_common.data.formats._found import format_of, with_tree, without_tree
+from nnlo_common.data.formats._found import format_of
 from nnlo_common.data.formats._ragged import fill_padded
 from nnlo_common.data.hdf5._format import HDF5
 from nnlo_common.data.leasing._ranges import Range

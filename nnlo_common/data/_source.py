@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.data.leasing._ranges import Range
 
 __all__ = ["Array", "Arrays", "Field", "Source"]
 
@@ -57,7 +56,10 @@ class Field:
 
 
 class Source(Protocol):
-    """Samples with numbers from 0, read as slices; they may lie in several parts, e.g. files."""
+    """Samples with numbers from 0, read as slices; they may lie in several parts, e.g. files.
+
+    A source that keeps samples in memory may also have `resident`: see `FileSource`.
+    """
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -73,12 +75,6 @@ class Source(Protocol):
 
     def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
         """Read the samples [start, stop) into arrays of that length, one for each field."""
-
-    def resident(self, ranges: Sequence[Range]) -> tuple[Sequence[Array], npt.NDArray[np.int64]] | None:
-        """Return arrays in memory, and the row in them of each sample of some ranges.
-
-        None: the samples are not kept in memory, and must be read.
-        """
 
     def assemble(self, arrays: Sequence[Array]) -> Any:
         """Return a batch for the training, made from the arrays of some samples."""
@@ -111,9 +107,6 @@ class Arrays:
         """Copy a slice of each array."""
         for array, into in zip(self._arrays, out, strict=True):
             into[:] = array[start:stop]
-
-    def resident(self, ranges: Sequence[Range]) -> None:
-        """Have them read: as fast, and what a subclass does in `read` is done."""
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the arrays unchanged, as a tuple."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import readable_file
+from nnlo_common.data._listing import without_tree
 from nnlo_common.data.formats._arrow import Arrow, Parquet
 from nnlo_common.data.formats._format import Format
 from nnlo_common.data.formats._numpy import NPY, NPZ
@@ -17,11 +17,10 @@ from nnlo_common.data.formats._root import ROOT
 from nnlo_common.data.formats._zarr import Zarr
 from nnlo_common.data.hdf5._format import HDF5
 
-__all__ = ["FORMATS", "format_of", "with_tree", "without_tree"]
+__all__ = ["FORMATS", "format_of"]
 
 #: Each format of files. HDF5 is that of a file of which nothing else is known.
 FORMATS: Sequence[Format] = (HDF5(), Parquet(), Arrow(), ROOT(), Zarr(), NPY(), NPZ())
-_TREE = re.compile(r"(.*\.root):([^/][^:]*)", re.DOTALL)
 
 
 def format_of(files: Sequence[str] | Mapping[str, Any]) -> Format:
@@ -50,20 +49,3 @@ def _named(path: str) -> Format | None:
     """Return the format that a name tells."""
     name = without_tree(path).rstrip("/").lower()
     return next((one for one in FORMATS if name.endswith(tuple(one.suffixes))), None)
-
-
-def without_tree(path: str) -> str:
-    """Return the path of a file without the tree that is named with it.
-
-    Example:
-        >>> without_tree("run.root:events"), without_tree("run.h5")
-        ('run.root', 'run.h5')
-    """
-    found = _TREE.fullmatch(path)
-    return path if found is None else found[1]
-
-
-def with_tree(path: str, other: str) -> str:
-    """Return a path with the tree that is named in another."""
-    found = _TREE.fullmatch(other)
-    return path if found is None else f"{path}:{found[2]}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data._listing import without_tree
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._format import Ragged, shown
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
@@ -32,8 +33,6 @@ class ROOT(TableFormat):
         """Open a file."""
         import awkward  # noqa: F401 - uproot needs it for rows of unequal length
         import uproot
-
-        from nnlo_common.data.formats._found import without_tree
 
         place = without_tree(path)
         file = uproot.open(place if "://" in place else Path(place))

@@ -21,6 +21,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, NNLOError
 from nnlo_common.base._file_access import readable_file
+from nnlo_common.data._listing import without_tree
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import (
     HOW,
@@ -147,8 +148,6 @@ class TableFormat:
             table.close()
 
     def _table(self, path: str) -> Table:
-        from nnlo_common.data.formats._found import without_tree
-
         place = without_tree(path)
         if not (self.remote and "://" in path):
             exists = os.path.isdir if self.folders else os.path.isfile
