@@ -97,7 +97,10 @@ class KerasTrainer(Trainer):
         ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(Batches, ranks, {"shuffle": False, "shard": False})
-        self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
+        # With weights in the files metrics are weighted, too.
+        measured = "metrics" if settings.weights_name is None else "weighted_metrics"
+        self._compiled: dict[str, Any] = {"loss": self._loss, measured: self._metrics}
+        self._model.compile(optimizer=wrapper, **self._compiled)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
@@ -126,7 +129,7 @@ class KerasTrainer(Trainer):
 
     def save(self, folder: Path) -> Path:
         """Write the model with the unwrapped optimizer, so that it loads without nnlo."""
-        self._model.compile(optimizer=self._inner, loss=self._loss, metrics=self._metrics)
+        self._model.compile(optimizer=self._inner, **self._compiled)
         with whole(folder / "model.keras") as fresh:
             self._model.save(fresh)
         return folder / "model.keras"

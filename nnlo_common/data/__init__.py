@@ -17,6 +17,7 @@ from nnlo_common.data._order import MOST_PASSES, epoch_order, share
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
+from nnlo_common.data._standard import Standard
 from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ledger import Leases
 from nnlo_common.data.leasing._reader import LeasedBatches
@@ -43,6 +44,7 @@ __all__ = [
     "share",
     "Source",
     "Staging",
+    "Standard",
     "Unanswered",
     "WAIT",
 ]

@@ -25,6 +25,7 @@ from nnlo_common.data._requests import Request, requests
 from nnlo_common.data._selection import Selection
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
+from nnlo_common.data._standard import Moments, Standard, leaves_of
 from nnlo_common.data.formats._format import HOW, FileInfo, Format, OpenFiles, inspect_files, shown
 from nnlo_common.data.formats._found import format_of
 from nnlo_common.data.formats._ragged import fill_padded
@@ -36,6 +37,7 @@ __all__ = ["Adaptor", "FileSource", "HDF5Source", "Names", "Reading"]
 _MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
 # Samples of a selection that lie further apart than this are read one after the other.
 _GAP = 256
+_MEASURED_BYTES = 2**24  # read at once to take mean and spread
 
 Names: TypeAlias = str | Sequence[str]
 Adaptor: TypeAlias = Callable[[Any], Any]
@@ -53,6 +55,7 @@ class Reading(TypedDict, total=False):
     pad: int | None
     mask: bool
     check_finite: bool
+    standardize: Standard | str | Path | None
     cache: CacheKind
     locking: bool | None
     stage_to: str | Path | None
@@ -107,6 +110,8 @@ class FileSource:
             lose their last entries.
         mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
         check_finite: refuse NaN and infinity when they are read.
+        standardize: mean and spread to bring the features to 0 and 1 by, after `adapt_features`; or the file
+            of a run that has them. See `Standard`, and `moments`, which measures them.
         cache: "memory": keep the decoded samples in memory, one copy for all ranks of a host, so that each is
             decoded once. "auto": do so where they are compressed and take up to a quarter of the host's free
             memory. "none": decode them in each epoch.
@@ -150,6 +155,7 @@ class FileSource:
         pad: int | None = None,
         mask: bool = False,
         check_finite: bool = False,
+        standardize: Standard | str | Path | None = None,
         cache: CacheKind = "auto",
         locking: bool | None = None,
         stage_to: str | Path | None = None,
@@ -199,6 +205,8 @@ class FileSource:
             raise ConfigurationError(text) from None
         self.lengths: Sequence[int] = [one.length for one in infos]
         self._infos, self._finite = infos[0], check_finite
+        if isinstance(standardize, str | Path):
+            standardize = Standard.load(standardize)
         self._starts = list(accumulate(self.lengths, initial=0))
         self._warn_of_many()
         self._open = OpenFiles(partial(kind.open, locking=locking))
@@ -209,6 +217,7 @@ class FileSource:
                 sides.items(), (adapt_features, adapt_labels, None), strict=False
             )
         ]
+        self._sides[0].standard = standardize
         self.fields: Sequence[Field] = []
         self._plans = self._planned(pad, mask)
         self.grain, self.encoded, self.how = infos[0].grain, infos[0].encoded, infos[0].how
@@ -265,6 +274,30 @@ class FileSource:
         """Return (features, labels, weights), without absent ones, from one array for each field."""
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
+
+    def moments(self, start: int, stop: int) -> list[Moments | None]:
+        """Return count, mean and squares of the inputs of the samples [start, stop), for `Standard`.
+
+        Nothing comes of no samples, and None of true and false.
+        """
+        found: list[Moments | None] = []
+        rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
+        for begin in range(start, stop, rows):
+            end = min(begin + rows, stop)
+            arrays = [field.empty(end - begin) for field in self.fields]
+            self.read(begin, end, arrays)
+            made, masks = self._sides[0].raw(iter(arrays), end - begin)
+            leaves = leaves_of(made)
+            masks += [None] * (len(leaves) - len(masks))
+            some = [
+                None if leaf.dtype.kind == "b" else Moments.of(leaf, mask)
+                for leaf, mask in zip(leaves, masks, strict=True)
+            ]
+            found = [
+                one if before is None or one is None else before.add(one)
+                for before, one in zip(found or [None] * len(some), some, strict=True)
+            ]
+        return found
 
     def close(self) -> None:
         """Close all files, release staged copies and memory; the source must not be read afterwards."""
@@ -354,10 +387,10 @@ class FileSource:
                 beside = column.stacked and index > 0
                 plans.append(_Plan(field.name, len(fields), None, pad if ragged else None, beside))
                 fields.append(field)
-            if plans[-1].pad is not None and mask:
+            if plans[-1].pad is not None:
                 plans[-1] = plans[-1]._replace(counts=len(fields))
                 fields.append(Field(f"the length of {plans[-1].name}", (), np.dtype(np.int64)))
-                column.masked = True
+                column.counted, column.masked = True, mask
         self.fields = fields
         return plans
 
@@ -419,21 +452,19 @@ class _Columns:
         grouped: whether they are several inputs.
 
     Attributes:
+        counted: whether the lengths of their rows are known.
         masked: whether a mask follows them.
     """
 
     def __init__(self, count: int, *, stacked: bool, grouped: bool) -> None:
-        self.count, self.stacked, self.grouped, self.masked = count, stacked, grouped, False
+        self.count, self.stacked, self.grouped = count, stacked, grouped
+        self.counted = self.masked = False
 
-    def made(self, arrays: Iterator[Array]) -> Iterator[Array]:
-        """Yield the inputs made of the arrays."""
+    def made(self, arrays: Iterator[Array]) -> tuple[list[Array], Array | None]:
+        """Return the inputs made of the arrays, and which of their entries are no filling."""
         some = [next(arrays) for _ in range(self.count)]
-        if self.stacked:
-            yield _side_by_side(some)
-        else:
-            yield from some
-        if self.masked:
-            yield np.arange(some[0].shape[1]) < next(arrays)[:, None]
+        mask = np.arange(some[0].shape[1]) < next(arrays)[:, None] if self.counted else None
+        return [_side_by_side(some)] if self.stacked else some, mask
 
 
 class _Side:
@@ -448,6 +479,7 @@ class _Side:
         adaptor: Adaptor | None,
     ) -> None:
         self._name, self._adaptor = name, adaptor
+        self.standard: Standard | None = None
         self._alone = isinstance(asked, str)
         sizes = iter(groups)
         self.columns: list[_Columns] = []
@@ -465,11 +497,26 @@ class _Side:
             )
 
     def assemble(self, arrays: Iterator[Array], rows: int) -> Any:
-        some = tuple(made for columns in self.columns for made in columns.made(arrays))
+        made, masks = self.raw(arrays, rows)
+        return made if self.standard is None else self.standard.applied(made, masks)
+
+    def raw(self, arrays: Iterator[Array], rows: int) -> tuple[Any, list[Array | None]]:
+        """Return this item before it is standardised, and what of its inputs is no filling."""
+        some: list[Array] = []
+        masks: list[Array | None] = []
+        for columns in self.columns:
+            inputs, mask = columns.made(arrays)
+            some += inputs
+            masks += [mask] * len(inputs)
+            if columns.masked and mask is not None:
+                some.append(mask)
+                masks.append(None)
         first = self.columns[0]
-        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else some
-        if self._adaptor is None:
-            return made
+        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else tuple(some)
+        return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
+
+    def _adapted(self, made: Any, rows: int) -> Any:
+        assert self._adaptor is not None  # the caller checks it
         try:
             with stage("adapt"):
                 made = self._adaptor(made)

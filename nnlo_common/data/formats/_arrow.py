@@ -136,21 +136,30 @@ def _column(kind: Any) -> Column:
     import pyarrow as pa
 
     shape: list[int] = []
-    ragged = False
+    ragged, kind = False, _stored(kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        ragged, kind = True, kind.value_type
+        ragged, kind = True, _stored(kind.value_type)
     while pa.types.is_fixed_size_list(kind) and len(shape) < _DEEPEST:
         shape.append(kind.list_size)
-        kind = kind.value_type
+        kind = _stored(kind.value_type)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return Column(np.dtype(kind.to_pandas_dtype()), tuple(shape), ragged)
     return Column(refused=f"has the type {kind}")
+
+
+def _stored(kind: Any) -> Any:
+    """Return the type that an extension, such as Awkward's, is stored as."""
+    import pyarrow as pa
+
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _numbers(array: Any) -> Piece:
     """Return the numbers of a column; missing ones are NaN, where there is NaN."""
     import pyarrow as pa
 
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         _refuse_missing(array)
