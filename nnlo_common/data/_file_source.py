@@ -389,7 +389,7 @@ class FileSource:
                 fields.append(field)
             if plans[-1].pad is not None:
                 plans[-1] = plans[-1]._replace(counts=len(fields))
-                fields.append(Field(f"the length of {plans[-1].name}", (), np.dtype(np.int64)))
+                fields.append(Field(f"{plans[-1].name}_count", (), np.dtype(np.int64)))
                 column.counted, column.masked = True, mask
         self.fields = fields
         return plans

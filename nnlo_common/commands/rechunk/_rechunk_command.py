@@ -116,8 +116,10 @@ def _copy_all(path: str, fresh: Path, layout: _Layout) -> list[str]:
                 for key, value in one.attrs.items():
                     made.attrs[key] = value
                 rewritten.append(one.name)
-            else:  # texts, links, numbers without rows
-                group.copy(name, into, expand_soft=False, expand_external=False)
+            elif one is None:
+                into[name] = link
+            else:  # texts, or numbers without rows
+                group.copy(name, into)
 
     with open_file(path) as source, h5py.File(fresh, "w") as target:
         try:
@@ -155,7 +157,7 @@ def _copy_columns(
             source.read(start, stop, arrays)
             for one, array in zip(made, arrays, strict=True):
                 one[start:stop] = array
-        return [field.name for field in source.fields]
+        return wanted
 
 
 def _usable(path: str, names: Sequence[str], pad: int | None) -> list[str]:
