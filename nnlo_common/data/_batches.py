@@ -84,6 +84,7 @@ class Batches:
         self._part = part or (0, self._order.size)
         self._member, self._group_size = 0, 1
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
+        self._buffers: list[Array] = []
 
     def take_part(self, part: Range) -> None:
         """Return batches of these positions from now on."""
@@ -170,13 +171,14 @@ class Batches:
     def close(self) -> None:
         """Wait until the reading thread has ended, and drop the windows in memory."""
         self._ahead.close()
+        self._buffers = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_ahead"}
+        return {name: value for name, value in vars(self).items() if name not in ("_ahead", "_buffers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._ahead = Prefetch(self._read)
+        self._ahead, self._buffers = Prefetch(self._read), []
 
     def _window(self, epoch: int, number: int) -> _Window:
         start, stop = self._part
@@ -202,7 +204,7 @@ class Batches:
             rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(stop - start)
         resident = getattr(self.source, "resident", _nowhere)(ranges)
         if resident is None:
-            arrays: Sequence[Array] = [field.empty(stop - start) for field in self.source.fields]
+            arrays = self._window_arrays(stop - start, kept=rows is None)
             at = 0
             for begin, end in ranges:
                 self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
@@ -212,6 +214,18 @@ class Batches:
             rows = numbers if rows is None else numbers[rows]
         cuts = range(first - start, last - start, self.batch_size)
         return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
+
+    def _window_arrays(self, rows: int, *, kept: bool) -> Sequence[Array]:
+        """Return arrays to read a window into; the same as before, unless batches `kept` are parts of them.
+
+        New ones would cost as much as reading: the system zeroes each page of them.
+        """
+        if kept:
+            return [field.empty(rows) for field in self.source.fields]
+        if not self._buffers or len(self._buffers[0]) < rows:
+            self._buffers = []
+            self._buffers = [field.empty(rows) for field in self.source.fields]
+        return [array[:rows] for array in self._buffers]
 
     def _batch(self, arrays: Sequence[Array], rows: Array | None, at: int, end: int) -> Any:
         some: slice | Array = slice(at, end)

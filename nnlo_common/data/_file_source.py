@@ -71,14 +71,14 @@ class _Plan(NamedTuple):
         into: the index of the array that they fill.
         counts: the index of the array of its rows' lengths; None: there is none.
         pad: the entries of a ragged column's row; None: its rows are alike.
-        beside: whether it is a part of the same input as the one before.
+        beside: the place of this column among those of an input; None: it is the whole input.
     """
 
     name: str
     into: int
     counts: int | None
     pad: int | None
-    beside: bool = False
+    beside: int | None = None
 
 
 class FileSource:
@@ -337,12 +337,15 @@ class FileSource:
                 file = self._open.get(self._paths[part])
                 before: npt.NDArray[np.int64] | None = None
                 for plan in self._plans:
+                    place = out[plan.into][into]
+                    if plan.beside is not None:
+                        place = place[..., plan.beside]
                     try:
                         if plan.pad is None:
-                            file.read(plan.name, first, last, out[plan.into][into])
+                            file.read(plan.name, first, last, place)
                             continue
                         rows = file.ragged(plan.name, first, last)
-                        fill_padded(rows, plan.pad, out[plan.into][into])
+                        fill_padded(rows, plan.pad, place)
                         if plan.beside and before is not None and not np.array_equal(before, rows.counts):
                             raise self._unlike(first, plan.name, before, rows.counts)
                         before = rows.counts
@@ -379,17 +382,18 @@ class FileSource:
         info, fields, plans = self._infos, list[Field](), list[_Plan]()
         found = iter(info.fields)
         for column in (column for side in self._sides for column in side.columns):
-            for index in range(column.count):
-                field = next(found)
-                ragged = field.name in info.ragged
-                if ragged:
-                    field = _padded_field(info, field, pad)
-                beside = column.stacked and index > 0
-                plans.append(_Plan(field.name, len(fields), None, pad if ragged else None, beside))
-                fields.append(field)
-            if plans[-1].pad is not None:
+            own = [next(found) for _ in range(column.stored)]
+            ragged = own[0].name in info.ragged
+            if ragged:
+                own = [_padded_field(info, field, pad) for field in own]
+            first = len(fields)
+            fields += [_side_by_side(info, own)] if column.stacked else own
+            for index, field in enumerate(own):
+                place, beside = (first, index) if column.stacked else (first + index, None)
+                plans.append(_Plan(field.name, place, None, pad if ragged else None, beside))
+            if ragged:
                 plans[-1] = plans[-1]._replace(counts=len(fields))
-                fields.append(Field(f"{plans[-1].name}_count", (), np.dtype(np.int64)))
+                fields.append(Field(f"{own[-1].name}_count", (), np.dtype(np.int64)))
                 column.counted, column.masked = True, mask
         self.fields = fields
         return plans
@@ -447,7 +451,7 @@ class _Columns:
     """The columns of one name.
 
     Args:
-        count: how many there are.
+        stored: how many there are.
         stacked: whether they are one input, side by side.
         grouped: whether they are several inputs.
 
@@ -456,15 +460,15 @@ class _Columns:
         masked: whether a mask follows them.
     """
 
-    def __init__(self, count: int, *, stacked: bool, grouped: bool) -> None:
-        self.count, self.stacked, self.grouped = count, stacked, grouped
+    def __init__(self, stored: int, *, stacked: bool, grouped: bool) -> None:
+        self.stored, self.stacked, self.grouped = stored, stacked, grouped
         self.counted = self.masked = False
 
     def made(self, arrays: Iterator[Array]) -> tuple[list[Array], Array | None]:
-        """Return the inputs made of the arrays, and which of their entries are no filling."""
-        some = [next(arrays) for _ in range(self.count)]
+        """Return the inputs, and which of their entries are no filling."""
+        some = [next(arrays) for _ in range(1 if self.stacked else self.stored)]
         mask = np.arange(some[0].shape[1]) < next(arrays)[:, None] if self.counted else None
-        return [_side_by_side(some)] if self.stacked else some, mask
+        return some, mask
 
 
 class _Side:
@@ -535,17 +539,18 @@ class _Side:
         return made
 
 
-def _side_by_side(columns: Sequence[Array]) -> Array:
-    """Return the columns as the last axis of one array: of floats, if one of them is of floats."""
+def _side_by_side(info: FileInfo, columns: Sequence[Field]) -> Field:
+    """Return the field of columns as the last axis of one array: of floats, if one of them is of floats."""
+    first = columns[0]
+    for one in columns:
+        if one.shape != first.shape or (one.name in info.ragged) != (first.name in info.ragged):
+            raise ConfigurationError(
+                f"{info.path}: {first.name} has samples of {first.shape}, {one.name} of {one.shape}; columns "
+                "of one input must be alike: name them apart"
+            )
     floats = [one.dtype for one in columns if one.dtype.kind == "f"]
-    shape = columns[0].shape
-    if any(one.shape != shape for one in columns):
-        shapes = " and ".join(sorted({str(one.shape[1:]) for one in columns}))
-        raise ConfigurationError(
-            f"columns of one input must have samples of one shape, not {shapes}; name them apart"
-        )
     kind = np.result_type(*(floats or [one.dtype for one in columns]))
-    return np.stack([one.astype(kind, copy=False) for one in columns], axis=-1)
+    return Field(",".join(one.name for one in columns), (*first.shape, len(columns)), kind)
 
 
 def _padded_field(info: FileInfo, field: Field, pad: int | None) -> Field:

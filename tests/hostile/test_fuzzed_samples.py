@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 #: Files of each format: in the ordinary run, and in the long one.
 FEW, MANY = 60, 2_500
-_LONGEST_S = 5.0
+#: Of the processor's time for a file, and of that of a busy machine.
+_LONGEST_S, _HANGS_S = 5.0, 60.0
 _MOST_BYTES = 8 * 2**30  # of addresses, of which the libraries reserve many
 _LONGEST = 1500  # characters of a message
 SHOWN = "--show" in sys.argv
@@ -51,12 +53,12 @@ def fuzz(kind: str, count: int, seed: int) -> tuple[int, int]:
             content = _changed(valid[one], draw)
             one.write_bytes(content)
             Path(folder, "last").write_bytes(content)
-            faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            begun_s = time.process_time()
             try:
                 options = {"features": "x", "labels": "n", "select": draw.choice([None, "n > 2"])}
                 with closing(FileSource(f"{path}{tree}", **options, pad=3)) as source:
                     source.take(0, min(len(source), 100_000))
-                read += 1
             except NNLOError as error:
                 if not 0 < len(str(error)) < _LONGEST or str(path.name) not in str(error).replace("last", ""):
                     raise AssertionError(f"no sentence about the file: {error}") from error
@@ -65,8 +67,12 @@ def fuzz(kind: str, count: int, seed: int) -> tuple[int, int]:
                 refused += 1
             except MemoryError as error:
                 raise AssertionError("it took all memory") from error
+            else:
+                read += 1
             finally:
                 faulthandler.cancel_dump_traceback_later()
+            if time.process_time() - begun_s > _LONGEST_S:
+                raise AssertionError(f"it took {time.process_time() - begun_s:.1f} s")
     return refused, read
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ class _Tree:
     def decode(self, name: str, piece: int) -> Piece:
         """Return one branch of one piece."""
         first, last = self.starts[piece : piece + 2]
-        return _numbers(self._tree[name].array(entry_start=first, entry_stop=last, library="ak"))
+        branch = self._tree[name]
+        _check_baskets(branch, first, last)
+        return _numbers(branch.array(entry_start=first, entry_stop=last, library="ak"))
 
     def close(self) -> None:
         """Close the file."""
@@ -98,7 +101,9 @@ class _Columns(Mapping[str, Column]):
             raise KeyError(name)
         if name not in self._known:
             try:
-                self._known[name] = _column(self._tree[name].array(entry_stop=0, library="ak"))
+                branch = self._tree[name]
+                _check_baskets(branch, 0, 1)
+                self._known[name] = _column(branch.array(entry_stop=0, library="ak"))
             except Exception as error:  # uproot raises any type for what it cannot interpret
                 text = " ".join(str(error).split())[:100]
                 self._known[name] = Column(refused=f"cannot be read by uproot ({text})")
@@ -136,6 +141,23 @@ def _starts(tree: Any, size: int) -> list[int]:
         if (end - found[-1] >= _ROWS or end == size) and found[-1] < end <= size:
             found.append(end)
     return found
+
+
+def _check_baskets(branch: Any, first: int, last: int) -> None:
+    """Refuse baskets that declare more than their branch has: uproot would take that memory first."""
+    offsets = getattr(branch, "entry_offsets", None)
+    if offsets is None:  # of an RNTuple, whose pages are checked by uproot
+        return
+    for number, (begin, end) in enumerate(pairwise(offsets)):
+        if begin < last and first < end:
+            try:
+                size = int(branch.basket_key(number).data_uncompressed_bytes)
+            except (AttributeError, ValueError, IndexError, TypeError):  # it is in the tree itself
+                continue
+            if not 0 <= size <= branch.uncompressed_bytes:
+                raise ValueError(
+                    f"basket {number} declares {size} bytes of the {branch.uncompressed_bytes} of all baskets"
+                )
 
 
 def _column(array: Any) -> Column:

@@ -48,7 +48,10 @@ class OpenHDF5:
 
     def read(self, name: str, first: int, last: int, out: Array) -> None:
         """Read a slice of a dataset."""
-        self._file[name].read_direct(out, np.s_[first:last])
+        if out.flags.c_contiguous and out.dtype == self._file[name].dtype.newbyteorder("="):
+            self._file[name].read_direct(out, np.s_[first:last])
+        else:  # a column of an input that has several
+            out[...] = self._file[name][first:last]
 
     def ragged(self, name: str, first: int, last: int) -> Ragged:
         """Refuse: inspection has refused such datasets."""
