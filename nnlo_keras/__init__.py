@@ -38,7 +38,7 @@ from nnlo_keras._callbacks import (
 )
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._gpu import use_gpu
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches, H5Sequence
 from nnlo_keras._inference import infer_tiles, predict
 from nnlo_keras._lars import LARC, LARS
 from nnlo_keras._shard import shard
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nnlo_keras.tune import MPITuner as MPITuner
 
 __all__ = [
+    "Batches",
     "Broadcast",
     "Checkpoint",
     "Distribute",

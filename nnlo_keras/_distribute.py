@@ -92,7 +92,7 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
         self._batches: int | None = None  # in an epoch of all workers
-        self._feed: SequenceFeed | None = None  # if `fit` trains on an H5Sequence
+        self._feed: SequenceFeed | None = None  # if `fit` trains on Batches
         self._rank_callbacks: list[RankCallback] = []
         self._report = TrainingReport()
         self.role = "alone"
@@ -123,7 +123,7 @@ class Distribute(keras.callbacks.Callback):
 
     @property
     def feed(self) -> SequenceFeed | None:
-        """The H5Sequence that `fit` trains on, if it does."""
+        """The Batches that `fit` trains on, if it does."""
         return self._feed
 
     def state(self) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import keras
 
 from nnlo_common.plugin import Session, all_same, as_values, mark_of, speaks, warn
 from nnlo_keras._compat import arguments_of_fit, parts_of_dataset
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 
 __all__ = ["VALIDATE", "warn_of_data"]
 
@@ -46,7 +46,7 @@ def warn_of_data(team: Session) -> None:
 
 def _mark(*data: Any) -> int:
     """Return a number that is the same for the same data; 0: its contents cannot be seen."""
-    if any(isinstance(one, H5Sequence) for one in data):
+    if any(isinstance(one, Batches) for one in data):
         return 0  # it shares itself out
     return mark_of(*data, parts=parts_of_dataset, on_host=_on_host)
 

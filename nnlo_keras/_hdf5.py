@@ -1,11 +1,11 @@
-"""H5Sequence: this rank's share of a list of HDF5 files, for `fit`."""
+"""Batches: this rank's share of a list of files, for `fit`."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import keras
 
@@ -14,6 +14,8 @@ from nnlo_common.plugin import (
     BatchOptions,
     FileBatches,
     Files,
+    FileSource,
+    HDF5Source,
     LeasedBatches,
     LedgerClient,
     RankWorld,
@@ -23,21 +25,23 @@ from nnlo_common.plugin import (
     planned,
 )
 
-__all__ = ["H5Sequence"]
+__all__ = ["Batches", "H5Sequence"]
 
 # Batches that Keras may request before training, to learn shapes and types.
 _LOOKS = 4
 
 
-class H5Sequence(keras.utils.PyDataset):
-    """Batches of the samples in HDF5 files: this worker's share, or all samples in a process alone.
+class Batches(keras.utils.PyDataset):
+    """Batches of the samples in files: this worker's share, or all samples in a process alone.
 
     See `nnlo_common.data.FileBatches` for how samples are divided and read. It shuffles itself: the `shuffle`
     of `fit` has no effect, as batches come in order whatever index Keras requests. A server gets one sample,
     from which its `fit` learns shapes and types. `assignment="dynamic"` needs `Distribute` in the `fit`.
 
     Args:
-        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
+        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. The format follows from
+            their names: HDF5, ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or columns in
+            memory, by name: objects with a length whose slices are arrays.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
         group_size: as in the wrapper. A rank of a group that has a batch less than the others gets one of
@@ -47,27 +51,27 @@ class H5Sequence(keras.utils.PyDataset):
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
-            `nnlo_common.data.HDF5Source`.
+            `nnlo_common.data.FileSource`.
 
     Attributes:
         epoch: the number of the next epoch, from 0. It increments itself, and `Distribute` keeps it from
             falling behind the epoch of a resumed `fit`.
 
     Example:
-        >>> import tempfile, h5py, numpy
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
-        ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
-        ...     data = H5Sequence(f"{folder}/*.h5", features="x", labels="y", batch_size=2, shuffle=False)
-        ...     *_, last = data
-        ...     data.close()
-        >>> len(data), last
-        (3, (array([[1., 1.]]), array([4])))
+        >>> import numpy
+        >>> columns = {"x": numpy.ones((5, 2)), "y": numpy.arange(5)}
+        >>> data = Batches(columns, features="x", labels="y", batch_size=2, shuffle=False)
+        >>> len(data), data[0]
+        (3, (array([[1., 1.],
+               [1., 1.]]), array([0, 1])))
     """
+
+    _kind: ClassVar[str] = "Batches"
+    _source_of: ClassVar[type[FileSource]] = FileSource
 
     def __init__(
         self,
-        files: Files,
+        files: Files | Mapping[str, Any],
         *,
         shard: bool = True,
         servers: int = 1,
@@ -77,7 +81,9 @@ class H5Sequence(keras.utils.PyDataset):
         **options: Unpack[BatchOptions],
     ) -> None:
         super().__init__()
-        batches = self._batches = FileBatches(files, "H5Sequence", trained_on=shard, **options)
+        batches = self._batches = FileBatches(
+            files, self._kind, source=self._source_of, trained_on=shard, **options
+        )
         # A group without a server is one worker, to which nothing can be leased.
         world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
         self._part, self._group_size = [0, batches.size], 1
@@ -88,7 +94,7 @@ class H5Sequence(keras.utils.PyDataset):
             size = self._group_size = group_size or (1 if servers else ranks)
             worker = assignment.worker
             index = None if worker is None else worker + ranks // size * (assignment.member or 0)
-            _check_enough(batches.size, ranks, leased=self.dynamic)
+            _check_enough(self._kind, batches.size, ranks, leased=self.dynamic)
             self.leased = self.dynamic and worker is not None
             if self.dynamic:
                 batches.take_member(assignment.member or 0, size)
@@ -160,7 +166,7 @@ class H5Sequence(keras.utils.PyDataset):
             self._looks += 1
             if self._looks > _LOOKS and not self.fed:
                 raise ConfigurationError(
-                    "an H5Sequence with assignment='dynamic' was used without Distribute(), which gets the "
+                    f"{self._kind} with assignment='dynamic' was used without Distribute(), which gets the "
                     "leases from the server; pass it to fit() directly with callbacks=[nnlo_keras."
                     "Distribute()], and use shard=False to validate, or use assignment='static'"
                 )
@@ -173,7 +179,7 @@ class H5Sequence(keras.utils.PyDataset):
         """Return the source of leased batches in a training; sets `fed`."""
         if self._group_size != team.member.group_size:
             raise ConfigurationError(
-                f"an H5Sequence with assignment='dynamic' has group_size={self._group_size}, but the wrapper "
+                f"{self._kind} with assignment='dynamic' has group_size={self._group_size}, but the wrapper "
                 f"has group_size={team.member.group_size}; give both the same"
             )
         self.fed = True
@@ -185,7 +191,7 @@ class H5Sequence(keras.utils.PyDataset):
         return LedgerClient(
             team.ask,
             SampledData(
-                "H5Sequence", batches.leasable, batches.window_size, batches.order, team.counts_progress
+                self._kind, batches.leasable, batches.window_size, batches.order, team.counts_progress
             ),
         )
 
@@ -222,10 +228,28 @@ class H5Sequence(keras.utils.PyDataset):
         self._looks, self.fed = 0, False
 
 
-def _check_enough(size: int, workers: int, *, leased: bool) -> None:
+class H5Sequence(Batches):
+    """Batches of the samples in HDF5 files, whatever their names; see `Batches`.
+
+    Example:
+        >>> import tempfile, h5py, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+        ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
+        ...     data = H5Sequence(f"{folder}/*.h5", features="x", labels="y", batch_size=2, shuffle=False)
+        ...     *_, last = data
+        ...     data.close()
+        >>> len(data), last
+        (3, (array([[1., 1.]]), array([4])))
+    """
+
+    _kind, _source_of = "H5Sequence", HDF5Source
+
+
+def _check_enough(kind: str, size: int, workers: int, *, leased: bool) -> None:
     if size < workers and not leased:
         raise ConfigurationError(
-            f"H5Sequence cannot divide {size} samples among {workers} workers: some would get none, and "
+            f"{kind} cannot divide {size} samples among {workers} workers: some would get none, and "
             "Keras cannot fit without data; start fewer workers, name more files, or use "
             "assignment='dynamic'"
         )

@@ -1,4 +1,4 @@
-"""SequenceFeed: feeds `fit` from an `H5Sequence`, with epochs in step and leased batches.
+"""SequenceFeed: feeds `fit` from `Batches`, with epochs in step and leased batches.
 
 Keras needs the number of batches in an epoch, and on TensorFlow prefetches them in its own threads, which
 must not query a server. So Keras's data always yields one sample, and the training function gets the leased
@@ -17,22 +17,22 @@ import keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import MOST_PASSES, LeasedBatches, Session
 from nnlo_keras._compat import data_of_fit, end_epoch, sequence_of, set_length
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 
 __all__ = ["SequenceFeed"]
 
-_ASKED = "an H5Sequence with assignment='dynamic' was given"
+_ASKED = "Batches with assignment='dynamic' was given"
 
 
 class SequenceFeed:
-    """Feeds `fit` through the epochs of its `H5Sequence`.
+    """Feeds `fit` through the epochs of its `Batches`.
 
     Args:
         batches: `fit`'s epoch iterator.
         data: the sequence behind it.
     """
 
-    def __init__(self, batches: Any, data: H5Sequence) -> None:
+    def __init__(self, batches: Any, data: Batches) -> None:
         self._fit, self._data = batches, data
         self._leases: LeasedBatches | None = None
         self._ready: deque[Any] = deque()  # batches for TensorFlow's iterator
@@ -44,10 +44,10 @@ class SequenceFeed:
 
     @classmethod
     def of_fit(cls) -> SequenceFeed | None:
-        """Make a feed for the running `fit`; None if its data is not an H5Sequence."""
+        """Make a feed for the running `fit`; None if its data is not Batches."""
         batches = data_of_fit()
         data = sequence_of(batches)
-        return cls(batches, data) if isinstance(data, H5Sequence) else None
+        return cls(batches, data) if isinstance(data, Batches) else None
 
     @property
     def size(self) -> int:

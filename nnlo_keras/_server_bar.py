@@ -22,7 +22,7 @@ def batches_of_all(team: Session, params: Mapping[str, Any], feed: SequenceFeed 
     Args:
         team: this rank's session; it has joined and not started.
         params: those of the callbacks of `fit`.
-        feed: the H5Sequence that `fit` trains on, if it does.
+        feed: the Batches that `fit` trains on, if it does.
     """
     steps = 0 if team.serves else _steps_of(params, feed)
     told = {"batches": float(steps or 0), "unknown": float(steps is None)}
@@ -31,7 +31,7 @@ def batches_of_all(team: Session, params: Mapping[str, Any], feed: SequenceFeed 
 
 
 def _steps_of(params: Mapping[str, Any], feed: SequenceFeed | None) -> int | None:
-    """Return a worker's batches in an epoch; the workers deal those of an H5Sequence out as they go."""
+    """Return a worker's batches in an epoch; the workers deal those of Batches out as they go."""
     return None if feed is not None else params.get("steps")
 
 

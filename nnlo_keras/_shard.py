@@ -11,7 +11,7 @@ import keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RankWorld, explain, launched, planned, share
 from nnlo_keras._given_data import VALIDATE
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 
 __all__ = ["shard"]
 
@@ -143,9 +143,9 @@ def _part(data: Any, part: _Part) -> Any:
         return None
     if _is_structure(data):
         return keras.tree.map_structure(lambda leaf: _part(leaf, part), data)
-    if isinstance(data, H5Sequence):
+    if isinstance(data, Batches):
         raise ConfigurationError(
-            "shard() cannot divide an H5Sequence, which already holds only this rank's share; pass it to "
+            "shard() cannot divide Batches, which already holds only this rank's share; pass it to "
             "fit() directly"
         )
     if isinstance(data, keras.utils.PyDataset):

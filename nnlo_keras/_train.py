@@ -28,7 +28,7 @@ from nnlo_common.plugin import (
 )
 from nnlo_keras._advise import KerasProbed
 from nnlo_keras._compat import synchronise
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 from nnlo_keras._inference import KerasCompute, checksum
 from nnlo_keras._seeding import seed_generators as seed
 
@@ -112,8 +112,11 @@ class KerasTrainer(Trainer):
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
         ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        self._open(H5Sequence, ranks, {"shuffle": False, "shard": False})
-        self._model.compile(optimizer=wrapper, loss=self._loss, metrics=self._metrics)
+        self._open(Batches, ranks, {"shuffle": False, "shard": False})
+        # With weights in the files metrics are weighted, too.
+        measured = "metrics" if settings.weights_name is None else "weighted_metrics"
+        self._compiled: dict[str, Any] = {"loss": self._loss, measured: self._metrics}
+        self._model.compile(optimizer=wrapper, **self._compiled)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
         world = launched()
@@ -146,7 +149,7 @@ class KerasTrainer(Trainer):
 
     def save(self, folder: Path) -> Path:
         """Write the model with the unwrapped optimizer, so that it loads without nnlo."""
-        self._model.compile(optimizer=self._inner, loss=self._loss, metrics=self._metrics)
+        self._model.compile(optimizer=self._inner, **self._compiled)
         with whole(folder / "model.keras") as fresh:
             self._model.save(fresh)
         return folder / "model.keras"

@@ -25,7 +25,7 @@ from nnlo_torch._advise import advise
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
-from nnlo_torch._hdf5 import H5Batches, H5Dataset
+from nnlo_torch._hdf5 import Batches, H5Batches, H5Dataset, Samples
 from nnlo_torch._inference import infer_tiles, predict
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._lars import LARC, LARS
@@ -36,6 +36,7 @@ from nnlo_torch._wrapper import Wrapper
 from nnlo_torch._wrappers import *  # noqa: F403 - a wrapper for each algorithm
 
 __all__ = [
+    "Batches",
     "Checkpoint",
     "EMA",
     "EarlyStopping",
@@ -45,6 +46,7 @@ __all__ = [
     "LARS",
     "Progress",
     "Report",
+    "Samples",
     "ShardIterable",
     "ShardSampler",
     "Target",

@@ -22,7 +22,7 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_torch._evaluation import samples_in
-from nnlo_torch._hdf5 import H5Batches
+from nnlo_torch._hdf5 import Batches
 from nnlo_torch._joint import collective
 from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
@@ -137,7 +137,7 @@ class Checkpoint:
         self._epoch = self._batch = self._samples = 0  # finished epochs; batches, samples done of the next
         self._inside = self._begun = False  # within an epoch; its sampler has started
         self._was_inside = False  # the loaded checkpoint was saved within an epoch
-        self._sampler: ShardSampler | H5Batches | None = None
+        self._sampler: ShardSampler | Batches | None = None
         self._ahead = self._of_batches = False  # the loader prefetches; the sampler yields batches
         self._first_epoch: int | None = None  # set on resuming with another number of workers
         self._saved: Mapping[str, Any] | None = None  # loaded state, applied when batches begin
@@ -167,7 +167,7 @@ class Checkpoint:
         """Loop over this rank's batches of an epoch, from the newest checkpoint's position.
 
         Args:
-            loader: `H5Batches`, or a `DataLoader` with a `ShardSampler`. With any other loader, resuming in
+            loader: `Batches`, or a `DataLoader` with a `ShardSampler`. With any other loader, resuming in
                 mid-epoch reads and drops the first batches.
         """
         self._find_sampler(loader)
@@ -257,8 +257,8 @@ class Checkpoint:
         """Return the modules of all wrappers; a process alone finds those of each by itself."""
         return list({id(part): part for one in self._wrappers for part in one._modules()}.values())
 
-    def _sampler_state(self, sampler: ShardSampler | H5Batches) -> dict[str, Any]:
-        if isinstance(sampler, H5Batches):
+    def _sampler_state(self, sampler: ShardSampler | Batches) -> dict[str, Any]:
+        if isinstance(sampler, Batches):
             return self._batches_state(sampler)
         ahead = self._ahead and self._inside and self._begun and not self._optimizer.serves
         state = sampler.state_dict(taken=self._samples if ahead else None)
@@ -274,7 +274,7 @@ class Checkpoint:
             )  # the sampler counts up when it restarts
         return state
 
-    def _batches_state(self, batches: H5Batches) -> dict[str, Any]:
+    def _batches_state(self, batches: Batches) -> dict[str, Any]:
         state = batches.state_dict()
         if not (self._inside and self._begun):
             state["epoch"], state["again"] = batches.epoch, 0
@@ -389,9 +389,9 @@ class Checkpoint:
             one.close()
 
     def _find_sampler(self, loader: object) -> None:
-        """Find the sampler or `H5Batches` behind a loader: it knows its position."""
+        """Find the sampler or `Batches` behind a loader: it knows its position."""
         for one in (loader, getattr(loader, "dataset", None)):
-            if isinstance(one, H5Batches):
+            if isinstance(one, Batches):
                 self._sampler, self._ahead = one, False
                 return
         for name in ("batch_sampler", "sampler"):

@@ -1,4 +1,4 @@
-"""HDF5 files as torch data: single samples for a sampler, or batches read in long slices."""
+"""Files as torch data: single samples for a sampler, or batches read in long slices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from nnlo_common.plugin import (
     BatchOptions,
     FileBatches,
     Files,
+    FileSource,
     HDF5Source,
     LeasedBatches,
     LedgerClient,
@@ -28,36 +29,34 @@ from nnlo_torch._participation import Participation
 from nnlo_torch._training_of import can_lease, group_fact, member_of, training_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["H5Batches", "H5Dataset", "tensors_of"]
+__all__ = ["Batches", "H5Batches", "H5Dataset", "Samples", "tensors_of"]
 
 
-class H5Dataset(torch.utils.data.Dataset[Any]):
-    """Samples of HDF5 files with random access, for `ShardSampler` and every other sampler.
+class Samples(torch.utils.data.Dataset[Any]):
+    """Samples of files with random access, for `ShardSampler` and every other sampler.
 
     A sample is `(features, label)`; several features or labels are a tuple in place of one tensor. Neighbours
     that a DataLoader requests together are read in one slice. A random order reads one sample at a time, so
-    use `H5Batches` for files larger than memory.
+    use `Batches` for files larger than memory.
 
     `num_workers` > 0 works with every start method: each process opens the files itself.
 
     Args:
-        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
-        reading: `features`, `labels` and the other options of `nnlo_common.data.HDF5Source`.
+        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. Or columns in memory, by
+            name.
+        reading: `features`, `labels` and the other options of `nnlo_common.data.FileSource`.
 
     Example:
-        >>> import tempfile, h5py, numpy
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
-        ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
-        ...     data = H5Dataset(f"{folder}/a.h5", features="x", labels="y")
-        ...     (x, y), size = data[3], len(data)
-        ...     data.close()
-        >>> x.tolist(), int(y), size
+        >>> data = Samples({"x": torch.ones(5, 2), "y": torch.arange(5)}, features="x", labels="y")
+        >>> x, y = data[3]
+        >>> x.tolist(), int(y), len(data)
         ([1.0, 1.0], 3, 5)
     """
 
-    def __init__(self, files: Files, **reading: Unpack[Reading]) -> None:
-        self._source = HDF5Source(files, **reading)
+    _source_of: ClassVar[type[FileSource]] = FileSource
+
+    def __init__(self, files: Files | Mapping[str, Any], **reading: Unpack[Reading]) -> None:
+        self._source = self._source_of(files, **reading)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -87,40 +86,58 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._source.close()
 
 
-class H5Batches(torch.utils.data.IterableDataset[Any]):
-    """Batches of the samples in HDF5 files: this worker's share, or all samples in a process alone.
+class H5Dataset(Samples):
+    """Samples of HDF5 files, whatever their names; see `Samples`.
+
+    Example:
+        >>> import tempfile, h5py, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+        ...         file["x"], file["y"] = numpy.ones((5, 2)), numpy.arange(5)
+        ...     data = H5Dataset(f"{folder}/a.h5", features="x", labels="y")
+        ...     (x, y), size = data[3], len(data)
+        ...     data.close()
+        >>> x.tolist(), int(y), size
+        ([1.0, 1.0], 3, 5)
+    """
+
+    _source_of = HDF5Source
+
+
+class Batches(torch.utils.data.IterableDataset[Any]):
+    """Batches of the samples in files: this worker's share, or all samples in a process alone.
 
     See `nnlo_common.data.FileBatches` for how samples are divided and read. Loop over it directly, or over
     `DataLoader(batches, batch_size=None)`. On a server rank the loop serves the epoch and yields nothing. It
     reads ahead in a thread, so `num_workers` must be 0.
 
     Args:
-        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`.
+        files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. The format follows from
+            their names: HDF5, ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or columns in
+            memory, by name: objects with a length whose slices are arrays.
         evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
             epoch and shuffles nothing.
         optimizer: the wrapper of this training; None: the one made last.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
-            `nnlo_common.data.HDF5Source`.
+            `nnlo_common.data.FileSource`.
 
     Attributes:
         epoch: the number of the next epoch, from 0; each loop increments it.
 
     Example:
-        >>> import tempfile, h5py, numpy
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
-        ...         file["x"] = numpy.arange(5)
-        ...     batches = H5Batches(f"{folder}/a.h5", features="x", batch_size=2, shuffle=False)
-        ...     read = [x.tolist() for (x,) in batches]
-        ...     batches.close()
-        >>> read
+        >>> batches = Batches({"x": torch.arange(5)}, features="x", batch_size=2, shuffle=False)
+        >>> [x.tolist() for (x,) in batches]
         [[0, 1], [2, 3], [4]]
     """
 
+    _kind: ClassVar[str] = "Batches"
+    _beside: ClassVar[str] = "Samples"
+    _source_of: ClassVar[type[FileSource]] = FileSource
+
     def __init__(
         self,
-        files: Files,
+        files: Files | Mapping[str, Any],
         *,
         evaluation: bool = False,
         optimizer: Wrapper | None = None,
@@ -128,7 +145,9 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     ) -> None:
         if evaluation:
             options["shuffle"] = False
-        self._batches = FileBatches(files, "H5Batches", trained_on=not evaluation, **options)
+        self._batches = FileBatches(
+            files, self._kind, source=self._source_of, trained_on=not evaluation, **options
+        )
         self._evaluation, self._optimizer = evaluation, optimizer
         self._leased: LeasedBatches | None = None
         self._name = ""
@@ -162,8 +181,8 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if torch.utils.data.get_worker_info() is not None:
             raise ConfigurationError(
-                "H5Batches was given to a DataLoader with worker processes, but reads ahead in its own "
-                "thread; use num_workers=0, or H5Dataset with a sampler"
+                f"{self._kind} was given to a DataLoader with worker processes, but reads ahead in its own "
+                f"thread; use num_workers=0, or {self._beside} with a sampler"
             )
         training = self._training()
         self._take_part(training)
@@ -280,7 +299,25 @@ class H5Batches(torch.utils.data.IterableDataset[Any]):
                 self._batches.take_member(*member_of(training))
 
     def _training(self) -> Participation:
-        return training_of(self._optimizer, "an H5Batches")
+        return training_of(self._optimizer, self._kind)
+
+
+class H5Batches(Batches):
+    """Batches of the samples in HDF5 files, whatever their names; see `Batches`.
+
+    Example:
+        >>> import tempfile, h5py, numpy
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/a.h5", "w") as file:
+        ...         file["x"] = numpy.arange(5)
+        ...     batches = H5Batches(f"{folder}/a.h5", features="x", batch_size=2, shuffle=False)
+        ...     read = [x.tolist() for (x,) in batches]
+        ...     batches.close()
+        >>> read
+        [[0, 1], [2, 3], [4]]
+    """
+
+    _kind, _beside, _source_of = "H5Batches", "H5Dataset", HDF5Source
 
 
 def tensors_of(batch: Any) -> Any:

@@ -17,15 +17,17 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
 from nnlo_torch._advise import TorchProbed
 from nnlo_torch._evaluation import Sums
-from nnlo_torch._hdf5 import H5Batches, tensors_of
+from nnlo_torch._hdf5 import Batches, tensors_of
 from nnlo_torch._inference import TorchCompute, checksum
 from nnlo_torch._inference import running as running_models
 from nnlo_torch._rate_schedule import RateSchedule
 from nnlo_torch._start_weights import fill
-from nnlo_torch._train_parts import function_of
+from nnlo_torch._train_parts import function_of, weighted_of
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["fill", "forget", "load", "placed", "prepare", "seed", "tile_parts"]
+
+_WEIGHT = "mean weight"
 
 
 def seed(number: int) -> None:
@@ -84,15 +86,17 @@ class TorchTrainer(Trainer):
         super().__init__(plan)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = self.model = plan.loaded.model.to(self._device)
-        self._loss = function_of(plan, "--loss", plan.settings.loss)
-        self._metrics = {name: function_of(plan, "--metrics", name) for name in plan.settings.metrics}
+        self._weighted = plan.settings.weights_name is not None
+        of = weighted_of if self._weighted else function_of
+        self._loss = of(plan, "--loss", plan.settings.loss)
+        self._metrics = {name: of(plan, "--metrics", name) for name in plan.settings.metrics}
         self._optimizer = plan.made_optimizer(
             torch.optim, [self._model.parameters()], {"learning_rate": "lr"}
         )
         self.learning_rate = float(self._optimizer.param_groups[0]["lr"])
         for group in self._optimizer.param_groups:
             group["lr"] *= plan.rate_scale
-        self._open(H5Batches, {}, {"evaluation": True})
+        self._open(Batches, {}, {"evaluation": True})
         self._try()
         self._note_metrics(["loss", *self._metrics])
         self._wrapper: Wrapper | None = None
@@ -116,8 +120,8 @@ class TorchTrainer(Trainer):
         model, batches = self._model, self._train
         return TorchProbed(
             model,
-            self._loss,
-            map(self._moved, _endless(batches)),
+            lambda output, y: self._loss(output, *y),  # labels, and perhaps weights
+            ((x, tuple(y)) for x, *y in map(self._moved, _endless(batches))),
             self._optimizer,
             validated=self._val is not None,
             samples=batches.size,
@@ -203,7 +207,8 @@ class TorchTrainer(Trainer):
     ) -> tuple[dict[str, float], dict[str, float], dict[str, Any] | None]:
         """Train an epoch; return its scores, this rank's own, and the weights of the centre to be kept."""
         optimizer, sums = self._joined, self._epoch(so_far, checkpoint)
-        scores = optimizer.mean(sums.means(), sums.samples)
+        scores = self._of_weights(optimizer.mean(sums.means(), sums.samples))
+        own = self._of_weights(sums.means())
         measured, weights = Sums(), None
         if self._val is not None or self._stopping.by is not None:
             with optimizer.evaluation():
@@ -212,14 +217,14 @@ class TorchTrainer(Trainer):
                 if self._stopping.by is not None and speaks(self.role):
                     weights = _copied(self._model.state_dict())
         if self._val is not None:
-            means = optimizer.mean(measured.means(), measured.samples)
+            means = self._of_weights(optimizer.mean(measured.means(), measured.samples))
             scores |= {f"val_{name}": value for name, value in means.items()}
         if self._rates is not None:
             scores["learning_rate"] = self._rates.rate
         _append(so_far.center, scores)
-        _append(so_far.own, sums.means())
+        _append(so_far.own, own)
         so_far.sums = Sums()
-        return scores, sums.means(), weights
+        return scores, own, weights
 
     def _epoch(self, so_far: _ScoreHistory, checkpoint: nnlo_torch.Checkpoint | None) -> Sums:
         """Train on this worker's batches of an epoch; on a server serve it."""
@@ -229,28 +234,37 @@ class TorchTrainer(Trainer):
             seen = so_far.center.get(self._stopping.plateau_by, [])
             rates.begin_epoch(len(so_far.center.get("loss", [])), len(self._train), seen)
         loader = self._train if checkpoint is None else checkpoint.batches(self._train)
-        for index, (x, y) in enumerate(map(self._moved, loader)):
+        for index, (x, *y) in enumerate(map(self._moved, loader)):
             if rates is not None:  # a training that resumes within an epoch has had its first batches
                 rates.begin_batch(optimizer.batches_made(index if checkpoint is None else checkpoint.batch))
             optimizer.zero_grad()
             output = self._output(x)
-            loss = self._loss(output, y)
+            loss = self._loss(output, *y)
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                scores = {"loss": loss, **self._scores(output, y)}
+                scores = {"loss": loss, **self._scores(output, *y)}
                 sums.add((x, y), scores)
             if self._progress is not None:
-                self._progress.note(scores)
+                self._progress.note(self._of_weights(scores))
         return sums
 
     def _measure(self, batch: Any) -> dict[str, Any]:
-        x, y = self._moved(batch)
+        x, *y = self._moved(batch)
         output = self._output(x)
-        return {"loss": self._loss(output, y), **self._scores(output, y)}
+        return {"loss": self._loss(output, *y), **self._scores(output, *y)}
 
-    def _scores(self, output: Any, y: Any) -> dict[str, Any]:
-        return {name: measure(output, y) for name, measure in self._metrics.items()}
+    def _scores(self, output: Any, *y: Any) -> dict[str, Any]:
+        scores = {name: measure(output, *y) for name, measure in self._metrics.items()}
+        return {**scores, _WEIGHT: y[1].mean()} if self._weighted else scores
+
+    def _of_weights(self, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the weighted means of the metrics: so far they are divided by the number of samples."""
+        if not self._weighted:
+            return dict(scores)
+        mean = float(scores.get(_WEIGHT, 0.0)) or 1.0
+        known = {name: one for name, one in scores.items() if name != _WEIGHT}
+        return {name: one if name == "loss" else one / mean for name, one in known.items()}
 
     def _output(self, x: Any) -> Any:
         return self._model(*x) if isinstance(x, tuple) else self._model(x)
@@ -277,8 +291,10 @@ class TorchTrainer(Trainer):
             warnings.filterwarnings("error", "Using a target size")
             self._model.eval()
             output = self._output(x)
-            loss = self._loss(output, y)
-            self._scores(output, y)
+            y = [y, torch.ones(len(x[0] if isinstance(x, tuple) else x))] if self._weighted else [y]
+            y = self._moved(y)
+            loss = self._loss(output, *y)
+            self._scores(output, *y)
             self._model.train(training)
             if getattr(loss, "shape", None) != ():
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")
@@ -317,7 +333,7 @@ class _ScoreHistory:
         self.sums.load(state["sums"])
 
 
-def _endless(batches: H5Batches) -> Iterator[Any]:
+def _endless(batches: Batches) -> Iterator[Any]:
     while True:
         yield from batches
 

@@ -15,11 +15,30 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-__all__ = ["KINDS", "Finished", "SpanKind", "Sink", "Span", "Spans", "record", "recorder", "span"]
+__all__ = [
+    "Finished",
+    "KINDS",
+    "record",
+    "recorder",
+    "Sink",
+    "Span",
+    "span",
+    "SpanKind",
+    "Spans",
+    "stage",
+    "STAGES",
+    "StageKind",
+]
 
 SpanKind: TypeAlias = Literal[
     "compute", "wait", "pack", "send", "receive", "apply", "read", "checkpoint", "validate", "idle"
 ]
+
+#: Stages of reading, within "read" and in the threads that read ahead: waiting for the file, decoding, the
+#: user's function, and mixing.
+STAGES: tuple[str, ...] = ("disk", "decode", "adapt", "mix")
+#: What is marked: "fetch" is both "disk" and "decode", told apart by the processor time of the thread.
+StageKind: TypeAlias = Literal["fetch", "adapt", "mix"]
 
 #: The kinds, in the order in which a figure stacks them. "compute" is also all that nothing else has marked.
 KINDS: tuple[SpanKind, ...] = (
@@ -75,6 +94,8 @@ class Spans:
 
     Attributes:
         began_s: when it was made.
+        stages: seconds by stage of reading, also of threads that read ahead.
+        reading: facts about what is read, for advice.
 
     Example:
         >>> ticks = iter([0.0, 3.0, 5.0, 6.0, 10.0])
@@ -98,6 +119,8 @@ class Spans:
         self._spent: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         self._around: list[tuple[SpanKind, float]] = []  # the open spans, with their begins
         self._kind: SpanKind = "compute"
+        self.stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.reading: dict[str, float | str] = {}
         self.began_s = self._since = self._bare_since = clock()
 
     def begin(self, kind: SpanKind) -> None:
@@ -141,7 +164,13 @@ class Spans:
 
     def beside(self, track: str) -> Spans:
         """Return a recorder for another thread that does a part of this one's work."""
-        return Spans(self.sink, track=track, clock=self._clock)
+        other = Spans(self.sink, track=track, clock=self._clock)
+        other.stages, other.reading = self.stages, self.reading
+        return other
+
+    def now_s(self) -> float:
+        """Return the time of its clock."""
+        return self._clock()
 
     def _add_bare(self, now_s: float) -> None:
         if self.sink is not None and now_s - self._bare_since >= _SHORTEST_S:
@@ -205,6 +234,34 @@ def span(kind: SpanKind, name: str = "") -> Span | _Off:
     """
     spans: Spans | None = getattr(_HERE, "spans", None)
     return _OFF if spans is None else Span(spans, kind, name or kind)
+
+
+class _Stage:
+    """A stage of reading, in this thread."""
+
+    __slots__ = ("_cpu_s", "_kind", "_spans", "_wall_s")
+
+    def __init__(self, spans: Spans, kind: StageKind) -> None:
+        self._spans, self._kind = spans, kind
+
+    def __enter__(self) -> None:
+        self._wall_s, self._cpu_s = self._spans.now_s(), time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self._spans.now_s() - self._wall_s
+        stages = self._spans.stages
+        if self._kind == "fetch":
+            computed_s = min(time.thread_time() - self._cpu_s, seconds)
+            stages["decode"] += computed_s
+            stages["disk"] += seconds - computed_s
+        else:
+            stages[self._kind] += seconds
+
+
+def stage(kind: StageKind) -> _Stage | _Off:
+    """Return a stage of reading for a `with` block."""
+    spans: Spans | None = getattr(_HERE, "spans", None)
+    return _OFF if spans is None else _Stage(spans, kind)
 
 
 def recorder() -> Spans | None:

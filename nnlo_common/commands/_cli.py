@@ -13,6 +13,7 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.predict._use_options import PREDICT_OPTIONS, TILE_OPTIONS
+from nnlo_common.commands.rechunk._flags import add_rechunk
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option, nearest
@@ -21,7 +22,19 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = ("advise", "demo", "doctor", "predict", "report", "tile", "top", "trace", "train", "tune")
+COMMANDS = (
+    "advise",
+    "demo",
+    "doctor",
+    "predict",
+    "rechunk",
+    "report",
+    "tile",
+    "top",
+    "trace",
+    "train",
+    "tune",
+)
 #: Commands that all ranks run together, whose options may also be in a file: where each is.
 IN_JOB = {
     "advise": ("nnlo_common.commands.advise._advise_command", "AdviseRun"),
@@ -196,6 +209,7 @@ def _parser() -> Parser:
     )
     trace.add_argument("run", metavar="RUN", help="the folder of the run")
     trace.add_argument("--output", metavar="FILE", help="the file; else trace.json in that folder")
+    add_rechunk(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small network on images that come with nnlo",
@@ -259,7 +273,7 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.doctor._doctor_command import run_doctor
 
         return run_doctor(**flags)
-    if command in ("report", "top", "trace"):
+    if command in ("rechunk", "report", "top", "trace"):
         return _look(command, flags) if first_of_job() else 0
     if command == "demo":
         try:
@@ -271,7 +285,11 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
 
 
 def _look(command: str, flags: dict[str, Any]) -> int:
-    """Run a command that looks at runs."""
+    """Run a command of one process: on runs, or on files."""
+    if command == "rechunk":
+        from nnlo_common.commands.rechunk._rechunk_command import run_rechunk
+
+        return run_rechunk(**flags)
     if command == "report":
         from nnlo_common.commands.report._report_command import run_report
 

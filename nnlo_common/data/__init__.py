@@ -1,8 +1,8 @@
 """Samples: reading them, and distributing them among the workers.
 
-Holds: sources and lists of files, `hdf5/`, `leasing/` (leases of parts of an epoch), shuffling, staging,
-prefetch.
-May import: `base`, `algorithms`; h5py where a file is opened.
+Holds: sources and lists of files, `formats/`, `hdf5/`, `leasing/` (leases of parts of an epoch), shuffling,
+staging, the cache in memory, prefetch.
+May import: `base`, `algorithms`; h5py, pyarrow, uproot and zarr where a file is opened.
 Must not know: models, training, MPI.
 """
 
@@ -11,12 +11,13 @@ from __future__ import annotations
 from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import Blocks, portion
 from nnlo_common.data._file_batches import BatchOptions, FileBatches
+from nnlo_common.data._file_source import FileSource, HDF5Source, Reading
 from nnlo_common.data._listing import Files, list_files
 from nnlo_common.data._order import MOST_PASSES, epoch_order, lacks_one, share
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
-from nnlo_common.data.hdf5._slice_reader import HDF5Source, Reading
+from nnlo_common.data._standard import Standard
 from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
 from nnlo_common.data.leasing._ledger import Leases
 from nnlo_common.data.leasing._reader import LeasedBatches
@@ -30,6 +31,7 @@ __all__ = [
     "Field",
     "FileBatches",
     "Files",
+    "FileSource",
     "HDF5Source",
     "lacks_one",
     "Lease",
@@ -43,6 +45,7 @@ __all__ = [
     "share",
     "Source",
     "Staging",
+    "Standard",
     "Unanswered",
     "WAIT",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._spans import stage
 from nnlo_common.data._blocks import Blocks
 from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Array, Source
@@ -83,6 +84,7 @@ class Batches:
         self._part, self._batches = part or (0, self._order.size), 0
         self._member, self._group_size = 0, 1
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
+        self._buffers: list[Array] = []
 
     def take_part(self, part: Range, batches: int = 0) -> None:
         """Return batches of these positions from now on.
@@ -203,13 +205,14 @@ class Batches:
     def close(self) -> None:
         """Wait until the reading thread has ended, and drop the windows in memory."""
         self._ahead.close()
+        self._buffers = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_ahead"}
+        return {name: value for name, value in vars(self).items() if name not in ("_ahead", "_buffers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._ahead = Prefetch(self._read)
+        self._ahead, self._buffers = Prefetch(self._read), []
 
     def _window(self, epoch: int, number: int) -> _Window:
         start, stop = self._part
@@ -228,23 +231,47 @@ class Batches:
     def _read(self, window: _Window) -> list[Any]:
         """Read a window, and return its batches."""
         epoch, (start, stop), (first, last) = window
-        arrays = [field.empty(stop - start) for field in self.source.fields]
-        at = 0
         # Read in the order of the files, so that each file is read once; the permutation comes after.
-        for begin, end in Ranges(self._order.ranges(epoch, start, stop)):
-            self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
-            at += end - begin
+        ranges = list(Ranges(self._order.ranges(epoch, start, stop)))
         rows: Array | None = None
         if self._order.shuffle:
             rows = np.random.default_rng([self._order.seed, epoch, start]).permutation(stop - start)
+        resident = getattr(self.source, "resident", _nowhere)(ranges)
+        if resident is None:
+            arrays = self._window_arrays(stop - start, kept=rows is None)
+            at = 0
+            for begin, end in ranges:
+                self.source.read(begin, end, [array[at : at + end - begin] for array in arrays])
+                at += end - begin
+        else:  # batches are made of the numbers in memory, without a copy of the window
+            arrays, numbers = resident
+            rows = numbers if rows is None else numbers[rows]
         cuts = range(first - start, last - start, self.batch_size)
         return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
 
-    def _batch(self, arrays: list[Array], rows: Array | None, at: int, end: int) -> Any:
+    def _window_arrays(self, rows: int, *, kept: bool) -> Sequence[Array]:
+        """Return arrays to read a window into; the same as before, unless batches `kept` are parts of them.
+
+        New ones would cost as much as reading: the system zeroes each page of them.
+        """
+        if kept:
+            return [field.empty(rows) for field in self.source.fields]
+        if not self._buffers or len(self._buffers[0]) < rows:
+            self._buffers = []
+            self._buffers = [field.empty(rows) for field in self.source.fields]
+        return [array[:rows] for array in self._buffers]
+
+    def _batch(self, arrays: Sequence[Array], rows: Array | None, at: int, end: int) -> Any:
         some: slice | Array = slice(at, end)
         if rows is not None:
             some = rows[some]
-        return self.source.assemble([array[some] for array in arrays])
+        with stage("mix"):
+            chosen = [array[some] for array in arrays]
+        return self.source.assemble(chosen)
+
+
+def _nowhere(_: Sequence[Range]) -> None:
+    """Of a source that keeps nothing in memory."""
 
 
 def _good_block(source: Source, row_bytes: int, parts: int) -> int:

@@ -1,4 +1,4 @@
-"""Batches of HDF5 files for one rank; the data sets of the framework packages return them."""
+"""Batches of files for one rank; the data sets of the framework packages return them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal, Unpack
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._batches import Batches
 from nnlo_common.data._blocks import portion
+from nnlo_common.data._file_source import FileSource, Reading
 from nnlo_common.data._listing import Files
-from nnlo_common.data.hdf5._slice_reader import HDF5Source, Reading
 
 __all__ = ["BatchOptions", "FileBatches", "check_assignment", "check_position"]
 
 
 class BatchOptions(Reading, total=False):
-    """Options of `FileBatches`, besides `features`, `labels` and the others of `HDF5Source`.
+    """Options of `FileBatches`, besides `features`, `labels` and the others of `FileSource`.
 
     Attributes:
         batch_size: samples in a batch (32); the last one of an epoch may have fewer.
@@ -38,24 +38,26 @@ class BatchOptions(Reading, total=False):
 
 
 class FileBatches(Batches):
-    """One rank's batches of HDF5 files: a fixed share of each epoch, or leases.
+    """One rank's batches of files: a fixed share of each epoch, or leases.
 
     Each epoch distributes all samples again, each to one worker, in an order that depends on the seed and
     the epoch only. A thread reads the files ahead of the training, also across the end of an epoch, in slices
     and never sample by sample; only a few blocks are in memory.
 
     Args:
-        files: paths, a pattern or a list file; see `list_files`.
+        files: paths, a pattern or a list file; see `list_files`. Or columns in memory.
         kind: the user's name for these batches, for errors.
+        source: reads them.
         trained_on: whether the training uses them; otherwise they cannot be leased.
         assignment: see `BatchOptions`, also for the other options.
     """
 
     def __init__(
         self,
-        files: Files,
+        files: Files | Mapping[str, Any],
         kind: str,
         *,
+        source: type[FileSource] = FileSource,
         trained_on: bool,
         batch_size: int = 32,
         shuffle: bool = True,
@@ -66,7 +68,7 @@ class FileBatches(Batches):
         **reading: Unpack[Reading],
     ) -> None:
         check_assignment(assignment, trained_on=trained_on)
-        self._files = HDF5Source(files, **reading)
+        self._files = source(files, **reading)
         self._kind, self.dynamic = kind, assignment == "dynamic"
         super().__init__(
             self._files,

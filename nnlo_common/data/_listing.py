@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,11 +15,12 @@ from typing import TypeAlias
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 
-__all__ = ["Files", "list_files", "refuse_duplicates"]
+__all__ = ["Files", "list_files", "refuse_duplicates", "with_tree", "without_tree"]
 
 Files: TypeAlias = str | Path | Iterable[str | Path]
 
 _LISTS = (".txt", ".list", ".lst")
+_TREE = re.compile(r"(.*\.root):([^/:][^:]*)", re.DOTALL)
 _PATTERN = frozenset("*?[")
 _LONGEST = 4096  # characters in a path, on Linux
 _MOST_FOLDERS = 100_000
@@ -32,8 +34,9 @@ def list_files(files: Files) -> tuple[str, ...]:
     Args:
         files: the path of one file; a pattern such as ``"run/*.h5"``, in which ``**`` matches any folders;
             the path of a list file (.txt, .list or .lst), with one path or pattern in each line, relative to
-            the list's folder, besides blank lines and comments (``#``); or several of these. An entry with
-            ``://`` stays unchanged, for a copy command.
+            the list's folder, besides blank lines and comments (``#``); or several of these. The tree of a
+            ROOT file may follow it: ``"run/*.root:events"``. An entry with ``://`` stays unchanged, for a
+            copy command or a library that opens it.
 
     Raises:
         ConfigurationError: no file is named, or one is named twice; or a list file cannot be read.
@@ -74,6 +77,23 @@ def refuse_duplicates(paths: Iterable[str]) -> None:
                 )
 
 
+def without_tree(path: str) -> str:
+    """Return the path of a file without the tree that is named with it.
+
+    Example:
+        >>> without_tree("run.root:events"), without_tree("run.h5")
+        ('run.root', 'run.h5')
+    """
+    found = _TREE.fullmatch(path)
+    return path if found is None else found[1]
+
+
+def with_tree(path: str, other: str) -> str:
+    """Return a path with the tree that is named in another."""
+    found = _TREE.fullmatch(other)
+    return path if found is None else f"{path}:{found[2]}"
+
+
 def _others(count: int) -> str:
     return f", as are {count - 1} others" if count > 1 else ""
 
@@ -97,9 +117,10 @@ def _matching(entry: str, where: str) -> list[str]:
         path = os.path.abspath(str(Path(entry).expanduser()) if entry.startswith("~") else entry)  # noqa: PTH100
     except RuntimeError as error:
         raise ConfigurationError(f"{where}: no such home folder ({error}); write the whole path") from None
-    if not _PATTERN & set(path) or os.path.lexists(path):
+    file = without_tree(path)
+    if not _PATTERN & set(file) or os.path.lexists(path):
         return [path]
-    matches = _matches(path, where)
+    matches = [with_tree(one, path) for one in _matches(file, where)]
     if not matches:
         raise ConfigurationError(
             f"{where} matches nothing: no such file as {path}; correct the pattern, or make the files first"

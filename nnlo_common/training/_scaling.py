@@ -67,7 +67,7 @@ def epochs_per_rank(
     """Return the number of epochs after which all ranks together have seen as many samples as one process.
 
     Use it only where each rank goes through all the data, in an order of its own, as scripts for Horovod do
-    that divide nothing. With `ShardSampler`, `shard`, `H5Batches` and the like the ranks go through the data
+    that divide nothing. With `ShardSampler`, `shard`, `Batches` and the like the ranks go through the data
     together, and the number of epochs stays as it is. Rounded up, at least 1.
 
     Args:

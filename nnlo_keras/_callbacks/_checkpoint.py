@@ -57,7 +57,7 @@ class Checkpoint(RankCallback):
 
     A checkpoint holds everything that each rank needs to resume exactly: the centre and its optimizer, each
     worker's weights, optimizer and counts, statistics and seeds, random states, the position of an
-    `H5Sequence`, the history, and the state of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and
+    `Batches`, the history, and the state of EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and
     SwapEMAWeights. It also saves what the `state_dict()` of your own callback returns, for its
     `load_state_dict()`. It is written whole or not at all; a damaged one is reported, and the previous one is
     used. With one process, one worker, or `Synchronous`, an interrupted training ends with the same bits as
@@ -68,7 +68,7 @@ class Checkpoint(RankCallback):
     training, too, for `nnlo report FOLDER`, if there is no `Report` among the callbacks.
 
     On SIGTERM or SIGUSR1 all ranks save together at a batch boundary and exit with status 75; rerun the same
-    command to resume. If `fit` trains on anything but an `H5Sequence`, the data's position is unknown, and
+    command to resume. If `fit` trains on anything but `Batches`, the data's position is unknown, and
     they save at the end of the epoch instead.
 
     Args:

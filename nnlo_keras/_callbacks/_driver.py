@@ -31,7 +31,7 @@ class Driver(Protocol):
 
     @property
     def feed(self) -> SequenceFeed | None:
-        """The H5Sequence that `fit` trains on, if it does."""
+        """The Batches that `fit` trains on, if it does."""
 
     @property
     def batches_in_epoch(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import split
-from nnlo_keras._hdf5 import H5Sequence
+from nnlo_keras._hdf5 import Batches
 from nnlo_keras._shard import shard
 
 __all__ = ["Folds", "held_out", "shared"]
@@ -93,9 +93,9 @@ def shared(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `fit` with this rank's part of the samples."""
     given = _given(args, options)
-    if isinstance(given.get("x"), H5Sequence):
+    if isinstance(given.get("x"), Batches):
         raise ConfigurationError(
-            "search() was given an H5Sequence made before the ranks of a block were known; make it in the "
+            "search() was given Batches made before the ranks of a block were known; make it in the "
             "fit() of a HyperModel, and give MPITuner shard=False"
         )
     if not given:

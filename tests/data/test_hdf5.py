@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.data import Batches, HDF5Source, list_files, portion
-from nnlo_common.data.hdf5._opened_files import _KEPT
+from nnlo_common.data.formats._format import _KEPT
 from nnlo_common.training.report._usage import Usage
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
@@ -174,9 +174,9 @@ def test_only_slices_are_read(three, monkeypatch):
     slices = []
     read = h5py.Dataset.read_direct
 
-    def watched(self, destination, source, into):
+    def watched(self, destination, source):
         slices.append(source)
-        return read(self, destination, source, into)
+        return read(self, destination, source)
 
     monkeypatch.setattr(h5py.Dataset, "read_direct", watched)
     monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("no slice"))

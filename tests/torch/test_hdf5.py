@@ -76,9 +76,9 @@ def test_what_lies_in_a_row_is_read_at_once(files, monkeypatch):
     data, slices = nt.H5Dataset(files, features="x"), []
     read = h5py.Dataset.read_direct
 
-    def watched(self, destination, source, into):
+    def watched(self, destination, source):
         slices.append((source.start, source.stop))
-        return read(self, destination, source, into)
+        return read(self, destination, source)
 
     monkeypatch.setattr(h5py.Dataset, "read_direct", watched)
     data.__getitems__([5, 3, 4, 12, 10, 11, 20])
@@ -126,9 +126,9 @@ def test_leases_of_samples_that_are_not_shuffled_are_read_in_a_row(files, monkey
     slices = []
     read = h5py.Dataset.read_direct
 
-    def watched(self, destination, source, into):
+    def watched(self, destination, source):
         slices.append((self.file.filename[-4], source.start, source.stop))
-        return read(self, destination, source, into)
+        return read(self, destination, source)
 
     def program(world):
         optimizer, data = optimizer_of(world), nt.H5Dataset(files, features="x")

@@ -27,6 +27,10 @@ class EpochFacts:
         cpu_s: processor time within it.
         core_wait_s: how long its threads were ready within it, and had no core; None: unknown.
         metrics: by name; None: not a finite number.
+        shared_mb: the part of the memory that other processes have, too.
+        stages: seconds of reading by stage, see `nnlo_common.base._spans.STAGES`.
+        reading: further facts about it: `how` samples are encoded, the bytes of a stored piece, and what of
+            them is kept in memory.
     """
 
     ended_s: float
@@ -38,6 +42,9 @@ class EpochFacts:
     core_wait_s: float | None = None
     batches: float = 0.0
     spent: Mapping[str, float] = field(default_factory=dict)
+    shared_mb: float = 0.0
+    stages: Mapping[str, float] = field(default_factory=dict)
+    reading: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

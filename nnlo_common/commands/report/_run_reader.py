@@ -13,7 +13,7 @@ from nnlo_common.algorithms import GainReport
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_TOML
-from nnlo_common.base._spans import KINDS
+from nnlo_common.base._spans import KINDS, STAGES
 from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
 from nnlo_common.commands.report._time_shares import TimeShares
 from nnlo_common.commands.train._run_folder import CONFIG, SEARCH
@@ -24,6 +24,7 @@ __all__ = ["PAGE", "read_run"]
 
 #: The page of a run, or of a search, in its folder.
 PAGE = "report.html"
+_LONGEST_HOW = 60
 _LARGEST = 1e300  # whole numbers beyond it are no floats
 _LAYOUT = ("algorithm", "workers", "servers", "group_size", "parameters")
 
@@ -170,6 +171,9 @@ class _RankLines:
             cpu_s=numbers[3],
             core_wait_s=_number(line.get("core_wait_s")),
             metrics={str(name): _number(value) for name, value in metrics.items()},
+            shared_mb=_number(line.get("shared_mb")) or 0.0,
+            stages=_spent(line.get("stages"), STAGES),
+            reading=_reading(line.get("reading")),
         )
 
     def _sample(self, line: Mapping[str, Any]) -> Sample:
@@ -214,11 +218,22 @@ def _shares(epochs: Sequence[EpochFacts], spent_so_far: Any) -> TimeShares | Non
     return TimeShares(seconds=seconds, batch_s=median(paces) if paces else None)
 
 
-def _spent(found: Any) -> dict[str, float]:
+def _spent(found: Any, known: Sequence[str] = KINDS) -> dict[str, float]:
     if not isinstance(found, Mapping):
         return {}
-    numbers = {str(kind): _number(value) for kind, value in found.items() if kind in KINDS}
+    numbers = {str(kind): _number(value) for kind, value in found.items() if kind in known}
     return {kind: value for kind, value in numbers.items() if value is not None and value >= 0}
+
+
+def _reading(found: Any) -> dict[str, float | str]:
+    """Return the facts about reading that a line tells."""
+    if not isinstance(found, Mapping):
+        return {}
+    numbers = {name: _number(found.get(name)) for name in ("piece_bytes", "cached_mb")}
+    known: dict[str, float | str] = {name: one for name, one in numbers.items() if one is not None}
+    if isinstance(how := found.get("how"), str):
+        known["how"] = how[:_LONGEST_HOW]
+    return known
 
 
 def _gain(found: Any) -> GainReport | None:

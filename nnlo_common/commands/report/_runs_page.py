@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from nnlo_common.commands._html_page import html_page, html_table
-from nnlo_common.commands.report._run_facts import RunFacts
+from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
 from nnlo_common.commands.tune._trial_table import lasting
 
 __all__ = ["runs_page"]
@@ -88,6 +88,7 @@ def _compared(runs: Sequence[RunFacts]) -> str:
 
 def _of_run(run: RunFacts, heading: str) -> list[str]:
     """Return the tables of one run."""
+    cached = any(map(_cached_mb, run.ranks))
     rows = [
         [
             str(one.rank),
@@ -100,11 +101,12 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
             str(one.dropped or ""),
             f"{one.epochs[-1].memory_mb:.0f}" if one.epochs else "",
             "" if one.peak_memory_mb is None else f"{one.peak_memory_mb:.0f}",
+            *([f"{_cached_mb(one):.0f}"] if cached else []),
         ]
         for one in run.ranks
     ]
     heads = ["rank", "role", "host", "cores", "samples", "exchanges", "staleness", "dropped"]
-    heads += ["memory (MB)", "its peak (MB)"]
+    heads += ["memory (MB)", "its peak (MB)", *(["samples kept on its host (MB)"] if cached else [])]
     parts = [f"<h2>{escape(heading)}Ranks</h2>", _scroll(html_table(heads, rows))]
     if stalls := [f"<li>{escape(text)}</li>" for one in run.ranks for text in one.stalls]:
         parts.append(f"<h2>{escape(heading)}Silent for longer than usual</h2><ul>{''.join(stalls)}</ul>")
@@ -118,6 +120,12 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
     if run.config:
         parts += [f"<h2>{escape(heading)}Options</h2>", f"<pre>{escape(run.config)}</pre>"]
     return parts
+
+
+def _cached_mb(rank: RankFacts) -> float:
+    """Return what the samples take that a rank keeps in memory, together with the others of its host."""
+    found = rank.epochs[-1].reading.get("cached_mb", 0.0) if rank.epochs else 0.0
+    return float(found)
 
 
 def _last(run: RunFacts) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import median
 
 from nnlo_common.base._plural import plural
+from nnlo_common.commands.report._reading_verdict import reading
 from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
 from nnlo_common.training._bottleneck import BUSY, WAITED, told
 
@@ -15,8 +16,6 @@ __all__ = ["verdicts"]
 #: How much slower than the others' median a worker is when it is named.
 _SLOW = 1.5
 _VALIDATED = 0.3
-#: The share of the time of batches that reading may take.
-_READ = 0.5
 #: How far a loss may rise above its lowest value, and memory from the second epoch to the last.
 _ROSE, _GREW = 1.5, 1.2
 _FEWEST_EPOCHS = 4
@@ -29,7 +28,7 @@ def verdicts(run: RunFacts) -> list[str]:
     if diverged := [line for one in run.ranks for line in one.diverged]:
         # Deaths and waits come from it.
         return [f"the training has diverged: {diverged[0]}"]
-    found = [*_deaths(run), *_divergence(run), *_cores(run), *_reading(run)]
+    found = [*_deaths(run), *_divergence(run), *_cores(run), *reading(run)]
     found += [*_slow_workers(run), *_waits(run), *_gain(run)]
     return [*found, *_validation(run), *_drops(run), *_memory(run)]
 
@@ -92,7 +91,7 @@ def _slow_workers(run: RunFacts) -> Iterator[str]:
         for one in run.ranks
         if one.trains and one.host not in crowded and one.shares is not None and one.shares.batch_s
     }
-    if len(paces) < 2 or any(_reading(run)):
+    if len(paces) < 2 or any(reading(run)):
         return
     places = {one.role: f"{one.role} (rank {one.rank} on {one.host})" for one in run.ranks}
     for role, slowest in sorted(paces.items(), key=lambda pair: -(pair[1] or 0)):
@@ -106,18 +105,6 @@ def _slow_workers(run: RunFacts) -> Iterator[str]:
             )
 
 
-def _reading(run: RunFacts) -> Iterator[str]:
-    workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
-    read = sum(one.seconds.get("read", 0.0) for one in workers)
-    computed = sum(one.seconds.get("compute", 0.0) for one in workers)
-    if read > _READ * (read + computed):
-        yield (
-            f"reading takes {100 * read / (read + computed):.0f} % of the time of a batch: stage the files "
-            "on a local disk (stage_to=... in a script, --cache for nnlo train), or read more samples at "
-            "once (a larger block)"
-        )
-
-
 def _saved_by_leases(paces: Mapping[str, float | None]) -> float:
     """Return how much of an epoch ends sooner where each worker takes as many samples as it can."""
     known = [pace for pace in paces.values() if pace]
@@ -129,7 +116,7 @@ def _waits(run: RunFacts) -> Iterator[str]:
     """Tell of waits, unless a cause that has a verdict of its own explains them."""
     workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
     servers = [one.shares for one in run.ranks if not one.trains and one.shares is not None]
-    if not workers or not servers or any((*_slow_workers(run), *_cores(run), *_reading(run))):
+    if not workers or not servers or any((*_slow_workers(run), *_cores(run), *reading(run))):
         return
     waited = sum(one.share("wait") for one in workers) / len(workers)
     busy = max(_busy(one) for one in run.ranks if not one.trains)
@@ -172,9 +159,10 @@ def _drops(run: RunFacts) -> Iterator[str]:
 
 def _memory(run: RunFacts) -> Iterator[str]:
     for one in run.ranks:
-        used = [epoch.memory_mb for epoch in one.epochs[1:]]  # the first one still loads libraries
+        # The first one still loads libraries; the samples kept in memory are shared, and grow to their size.
+        used = [epoch.memory_mb - epoch.shared_mb for epoch in one.epochs[1:]]
         rises = all(later > earlier for earlier, later in pairwise(used))
-        if len(used) >= _FEWEST_EPOCHS - 1 and rises and used[-1] > _GREW * used[0]:
+        if len(used) >= _FEWEST_EPOCHS - 1 and rises and used[-1] > _GREW * used[0] > 0:
             yield (
                 f"the memory of {one.role} grows in each epoch, from {used[0]:.0f} to {used[-1]:.0f} MB: "
                 "something keeps what each epoch makes, such as a list of losses with their graphs"

@@ -9,7 +9,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._settings import Settings
-from nnlo_common.data import HDF5Source, Reading
+from nnlo_common.data import FileSource, Reading
 from nnlo_common.data._source import Array
 from nnlo_common.search.block._folds import Indices, split
 
@@ -32,7 +32,7 @@ def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[I
     """
     assert settings.parts is not None  # the caller has checked --fold and --hold-out
     held, folds = settings.parts
-    with closing(HDF5Source(files, **reading)) as source:
+    with closing(FileSource(files, **reading)) as source:
         samples = len(source)
     labels = _column("--fold-labels", settings.fold_labels, files, reading)
     groups = _column("--fold-groups", settings.fold_groups, files, reading)
@@ -53,17 +53,19 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     own: Reading = {"features": name}
     if name == "get_labels":  # what the training gets
         own = {"features": reading.get("labels") or "labels", "adapt_features": reading.get("adapt_labels")}
+    if "select" in reading:
+        own["select"] = reading["select"]
     if "stage_to" in reading:
         own |= {"stage_to": reading["stage_to"], "copy_command": reading["copy_command"]}
     try:
-        source = HDF5Source(files, **own)
+        source = FileSource(files, **own)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flag} {name}: {error}") from None
     with closing(source):
         return np.concatenate([_valued(flag, name, source, start) for start in range(0, len(source), _PIECE)])
 
 
-def _valued(flag: str, name: str, source: HDF5Source, start: int) -> Array:
+def _valued(flag: str, name: str, source: FileSource, start: int) -> Array:
     (rows,) = source.take(start, min(start + _PIECE, len(source)))
     if isinstance(rows, tuple):
         raise ConfigurationError(

@@ -23,10 +23,22 @@ from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._rates import RatePlan
 from nnlo_common.commands.train._settings import Settings
-from nnlo_common.data import HDF5Source, Reading, list_files
+from nnlo_common.data import FileSource, Reading, Standard, list_files, portion
+from nnlo_common.data._listing import without_tree
+from nnlo_common.data._standard import as_lists, from_lists
+from nnlo_common.data.formats._found import format_of
 from nnlo_common.training._scaling import scale_lr
 
-__all__ = ["Data", "RunPlan", "check_exchanges", "check_files", "data_of", "side_of"]
+__all__ = [
+    "Data",
+    "RunPlan",
+    "check_exchanges",
+    "check_files",
+    "data_of",
+    "part_of_moments",
+    "side_of",
+    "standardized",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +59,18 @@ class Data:
 
     def first(self) -> tuple[Any, Any]:
         """Return features and labels of two samples, the same on all ranks, so that all checks agree."""
-        with closing(HDF5Source(self.train, **self.reading)) as source:
-            features, labels = source.take(0, min(2, len(source)))
+        with closing(FileSource(self.train, **self.reading)) as source:
+            features, labels, *_ = source.take(0, min(2, len(source)))
         return features, labels
 
     def count(self) -> int:
         """Return how many samples there are to train on."""
-        with closing(HDF5Source(self.train, **self.reading)) as source:
+        with closing(FileSource(self.train, **self.reading)) as source:
             return len(source)
 
 
+# Of the samples, to take mean and spread of.
+_PIECES = 64
 #: Losses by the names of the other framework: named and not taken, since what they expect of the model may
 #: differ. PyTorch's cross entropy takes logits, Keras' by default probabilities.
 OTHER_FRAMEWORK = {
@@ -201,9 +215,9 @@ def check_files(settings: Settings) -> None:
     """Refuse empty lists and missing files, without opening any file."""
     for flag, files in (("--train", settings.train), ("--val", settings.val)):
         for path in list_files(files) if files else ():
-            if "://" in path and settings.cache is None:
+            if "://" in path and settings.stage_to is None and not format_of([path]).remote:
                 raise ConfigurationError(f"{flag} {path} is remote; add --cache FOLDER and --copy-command")
-            if "://" not in path and not os.path.lexists(path):
+            if "://" not in path and not os.path.lexists(without_tree(path)):
                 raise ConfigurationError(f"{flag} {path}: there is no such file; fix the path or the list")
 
 
@@ -222,16 +236,42 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
             )
         files[flag] = tuple(map(str, found))
     if not files["--train"]:
-        raise ConfigurationError("--train is missing: name HDF5 files, a pattern, or a list file")
+        raise ConfigurationError("--train is missing: name files, a pattern, or a list file")
     reading = Reading(check_finite=settings.check_finite)
     reading["features"], adapt_features = side_of(loaded, "features", settings.features_name)
     reading["labels"], adapt_labels = side_of(loaded, "labels", settings.labels_name)
     reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
-    if settings.cache is not None:
-        reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
+    reading |= {"select": settings.select, "pad": settings.pad, "mask": settings.mask}
+    if settings.weights_name is not None:
+        reading["weights"] = settings.weights_name
+    if settings.stage_to is not None:
+        reading |= {"stage_to": settings.stage_to, "copy_command": settings.copy_command}
+    else:
+        reading["cache"] = settings.memory_cache
     if settings.parts is not None:
         return _folded(files["--train"], reading, settings)
     return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
+
+
+def part_of_moments(data: Data, rank: int, ranks: int) -> list[Any]:
+    """Return what a rank finds of mean and spread of the features, in its pieces of the samples to train on.
+
+    The pieces are the same for any number of ranks, so that the sums have the same bits.
+    """
+    with closing(FileSource(data.train, **data.reading)) as source:
+        first, last = portion(_PIECES, rank, ranks)
+        pieces = [portion(len(source), piece, _PIECES) for piece in range(first, last)]
+        return [as_lists(source.moments(*piece)) for piece in pieces]
+
+
+def standardized(data: Data, parts: Sequence[Sequence[Any]]) -> tuple[Data, Standard]:
+    """Return the data with standardised features, and the standard, from the pieces of all ranks."""
+    standard = Standard.measured([from_lists(piece) for part in parts for piece in part])
+    return replace(
+        data,
+        reading={**data.reading, "standardize": standard},
+        val_reading={**data.val_reading, "standardize": standard},
+    ), standard
 
 
 def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Data:

@@ -21,6 +21,7 @@ from nnlo_common.commands.train._algorithm_options import (
 )
 from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
 from nnlo_common.commands.train._rates import MOMENTUM, RATES, RatePlan
+from nnlo_common.data._memory_cache import CACHES, CacheKind
 from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training.report._profiled_steps import ProfiledSteps
@@ -52,16 +53,38 @@ class Settings:
     )
 
     train: tuple[str, ...] = option(
-        DATA, "HDF5 files to train on: paths, patterns or list files; else get_train()", "FILE", ()
+        DATA,
+        "files to train on: paths, patterns or list files, of HDF5, ROOT (FILE:TREE), Parquet, Arrow, Zarr, "
+        ".npy or .npz; else get_train()",
+        "FILE",
+        (),
     )
     val: tuple[str, ...] = option(
-        DATA, "HDF5 files to validate the centre with, after each epoch; else get_val()", "FILE", ()
+        DATA, "files to validate the centre with, after each epoch; else get_val()", "FILE", ()
     )
     features_name: tuple[str, ...] = option(
-        DATA, "the dataset or group of the features; else get_features(), else 'features'", default=()
+        DATA,
+        "the column (HDF5 dataset) or group of the features; several side by side: pt,eta or jet_*; else "
+        "get_features(), else 'features'",
+        default=(),
     )
     labels_name: tuple[str, ...] = option(
-        DATA, "the dataset or group of the labels; else get_labels(), else 'labels'", default=()
+        DATA, "the column or group of the labels; else get_labels(), else 'labels'", default=()
+    )
+    weights_name: str | None = option(
+        DATA, "the column of the samples' weights, in the loss and in the metrics, also in validation"
+    )
+    select: str | None = option(
+        DATA, "use the samples that fulfil this, e.g. 'pt > 20 and abs(eta) < 2.5'", "CUT"
+    )
+    pad: int | None = option(
+        DATA, "bring rows of unequal length to this length: with zeros, or cut off", "N", least=1
+    )
+    mask: bool = option(
+        DATA, "let a mask follow each such input: true where a row has an entry", default=False
+    )
+    standardize: bool = option(
+        DATA, "bring each feature to mean 0 and spread 1, by numbers kept with the run", default=False
     )
     fold: str | None = option(
         DATA, "validate with this part of the samples and train on the others, e.g. 1/5", "I/K"
@@ -81,7 +104,10 @@ class Settings:
     shuffle: bool = option(DATA, "a new order of the samples in each epoch", default=True)
     check_finite: bool = option(DATA, "refuse NaN and infinity where they are read", default=False)
     cache: str | None = option(
-        DATA, "copy the files to a folder of each host first, once for all its ranks", "FOLDER"
+        DATA,
+        "memory: keep the decoded samples in the memory of each host, once for all its ranks (auto: if they "
+        "are compressed and fit; none); FOLDER: copy the files there first",
+        "WHERE",
     )
     copy_command: tuple[str, ...] | None = option(
         DATA,
@@ -201,6 +227,16 @@ class Settings:
         return Topology.of_training(hosts, **ranks, sub_servers=self.sub_servers).cells[0]
 
     @property
+    def stage_to(self) -> str | None:
+        """The folder of each host that the files are copied to; None: they are not."""
+        return None if self.cache in CACHES else self.cache
+
+    @property
+    def memory_cache(self) -> CacheKind:
+        """Which samples are kept in memory."""
+        return next((kind for kind in CACHES if kind == self.cache), CACHES[0])
+
+    @property
     def target(self) -> tuple[str, Target] | None:
         """The name of the target metric, and its bound."""
         if self.target_metric is None:
@@ -259,7 +295,9 @@ class Settings:
             yield "--model is missing: name a Keras JSON, a .keras file or a Python file"
         if not self.loss:
             yield "--loss is missing: name one, e.g. --loss categorical_crossentropy"
-        if self.copy_command is not None and self.cache is None:
+        if self.mask and self.pad is None:
+            yield "--mask needs --pad, the length to bring rows to; add --pad N"
+        if self.copy_command is not None and self.stage_to is None:
             yield "--copy-command needs a folder to copy to; add --cache FOLDER"
         by_metric = self.early_stopping is not None or self.schedule == "plateau"
         if self.early_stopping_metric is not None and not by_metric:

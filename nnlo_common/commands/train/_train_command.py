@@ -25,10 +25,20 @@ from nnlo_common.commands.train._run_folder import (
     facts_of_command,
     write_json,
 )
-from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
+from nnlo_common.commands.train._run_plan import (
+    Data,
+    RunPlan,
+    check_exchanges,
+    check_files,
+    data_of,
+    part_of_moments,
+    standardized,
+)
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.train._trainer import Trainer
+from nnlo_common.data import Standard
+from nnlo_common.data._standard import STANDARD
 from nnlo_common.training._rank_parts import say
 from nnlo_common.training._tree_joining import check_layout
 
@@ -52,6 +62,7 @@ class TrainRun(RankCommand):
     trainer: Trainer
     settings: Settings
     kept: int | None = None
+    _standard: Standard | None = None
 
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         super().__init__(job)
@@ -104,14 +115,26 @@ class TrainRun(RankCommand):
         with job.together(), adapting():
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
-            plan = RunPlan(
-                settings=settings, loaded=loaded, data=data_of(settings, loaded), watch=self._watch
-            )
+            data = data_of(settings, loaded)
+        if settings.standardize:
+            data = self._standardized(data)
+        with job.together(), adapting():
+            plan = RunPlan(settings=settings, loaded=loaded, data=data, watch=self._watch)
             self.trainer = plug_in(loaded.framework).prepare(plan)
             if cell is not None:
                 check_exchanges(plan, cell)
         with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
+
+    def _standardized(self, data: Data) -> Data:
+        """Return the data with standardised features; each rank looks at its part of the samples, once."""
+        job, mine = self._job, list[Any]()
+        with job.together(patient=True), adapting():
+            mine = part_of_moments(data, job.rank, job.size)
+        parts = job.share(mine)
+        with job.together():
+            data, self._standard = standardized(data, parts)
+        return data
 
     def claim(self) -> None:
         """Claim a folder for the run (collective)."""
@@ -121,6 +144,8 @@ class TrainRun(RankCommand):
                 config = config_text(settings, self.trainer.learning_rate)
                 self.folder, resumes = claim(settings, self._name, config)
                 self._fresh = not resumes
+            if job.speaks and self._standard is not None:
+                write_json(self.folder / STANDARD, {"features": self._standard.state()})
         self.folder = Path(job.share(str(self.folder))[0])
 
     def train(self) -> Mapping[str, list[float]]:

@@ -5,45 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Field
+from nnlo_common.data.formats._format import HOW, LARGEST_SAMPLE, NUMBERS, FileInfo, shown
 from nnlo_common.data.hdf5._opened_files import open_file
 from nnlo_common.data.hdf5._sources import check_sources, is_special
 
-__all__ = ["HOW", "FileInfo", "inspect_file", "inspect_files", "names_in"]
+__all__ = ["inspect_file", "names_of"]
 
-#: The arguments, and the flags of `nnlo train`, that name datasets.
-HOW = "features= and labels= (--features-name and --labels-name)"
-_SHOWN = 8  # names in a message
-_REPORTED = 3  # bad files in a message
-_MOST_PROBLEMS = 1000  # bad files, after which inspection stops
-_NUMBERS = "biuf"
-_LARGEST_SAMPLE = 16 * 2**30
 _MANY_ROWS = 1_000_000  # fewer may be zeros on purpose
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """The requested datasets of a file.
-
-    Attributes:
-        path: of the file.
-        length: the number of samples.
-        fields: one for each dataset, with its full name; those of a group in alphabetical order.
-        grain: the rows of the longest chunk; 1 without chunks.
-        groups: for each requested name, the number of datasets in that group; None for a dataset.
-    """
-
-    path: str
-    length: int
-    fields: tuple[Field, ...]
-    grain: int
-    groups: tuple[int | None, ...]
 
 
 def inspect_file(path: str, names: Sequence[str], locking: bool | None = None) -> FileInfo:
@@ -79,7 +53,19 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
                 "the file again, or name other datasets"
             )
         grain = max((one.chunks[0] for one in datasets if one.chunks), default=1)
-        return FileInfo(path, datasets[0].shape[0], fields, grain, tuple(groups))
+        filters = {one.compression or "a filter" for one in datasets if one.chunks and _is_filtered(one)}
+        return FileInfo(
+            path=path,
+            length=int(datasets[0].shape[0]),
+            fields=fields,
+            grain=grain,
+            groups=tuple(groups),
+            encoded=bool(filters),
+            how=" and ".join(sorted(filters)),
+            piece_bytes=min(
+                (math.prod(one.chunks) * one.dtype.itemsize for one in datasets if one.chunks), default=0
+            ),
+        )
 
 
 def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
@@ -149,22 +135,15 @@ def _missing(file: Any, name: str) -> str:
     return f"has no {name!r}; it has {_names(file)}.{meant} Name its datasets by {HOW}"
 
 
-def names_in(path: str, locking: bool | None = None) -> str:
-    """Return what a file has, as a short text; empty if it cannot be opened."""
-    try:
-        with open_file(path, locking) as file:
-            return f"; {path} has {_names(file)}"
-    except (NNLOError, OSError):
-        return ""
+def names_of(path: str, locking: bool | None = None) -> list[str]:
+    """Return the names at the top of a file."""
+    with open_file(path, locking) as file:
+        return list(file)
 
 
 def _names(file: Any) -> str:
     """Return the names in a file as a short text."""
-    names = list(file)
-    if not names:
-        return "no datasets"
-    shown = ", ".join(map(repr, names[:_SHOWN]))
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return shown(list(file), "no datasets")
 
 
 def _field(path: str, dataset: Any) -> Field:
@@ -180,7 +159,7 @@ def _field(path: str, dataset: Any) -> Field:
             f"{path}: {name} has empty samples, of shape {dataset.shape[1:]}; name another dataset"
         )
     dtype = dataset.dtype
-    if dtype.kind not in _NUMBERS or dtype.itemsize > 8 or dtype.metadata:
+    if dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
         raise ConfigurationError(
             f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
             "float32 or an integer type, or name another dataset"
@@ -200,10 +179,10 @@ def _type(dtype: np.dtype[Any]) -> str:
 def _check_size(path: str, dataset: Any) -> None:
     """Refuse samples that no machine can hold, and rows that nobody has written."""
     sample = math.prod(map(int, dataset.shape[1:])) * dataset.dtype.itemsize
-    if sample > _LARGEST_SAMPLE:
+    if sample > LARGEST_SAMPLE:
         raise ConfigurationError(
             f"{path}: a sample of {dataset.name}, of shape {dataset.shape[1:]}, has {sample / 2**30:.0f} "
-            f"GiB, more than {_LARGEST_SAMPLE / 2**30:.0f}; are rows and columns exchanged? Make the file "
+            f"GiB, more than {LARGEST_SAMPLE / 2**30:.0f}; are rows and columns exchanged? Make the file "
             "with a row for each sample"
         )
     elsewhere = dataset.is_virtual or dataset.external
@@ -212,6 +191,10 @@ def _check_size(path: str, dataset: Any) -> None:
             f"{path}: {dataset.name} has {dataset.shape[0]} rows, but none was ever written; the program "
             "that made it has failed: make it again, or name another dataset"
         )
+
+
+def _is_filtered(dataset: Any) -> bool:
+    return bool(dataset.id.get_create_plist().get_nfilters())
 
 
 def _check_filters(path: str, dataset: Any) -> None:
@@ -227,52 +210,3 @@ def _check_filters(path: str, dataset: Any) -> None:
                 f"{path}: {dataset.name} is compressed with filter {code}{label}, which is not installed; "
                 "`pip install hdf5plugin` and import it, or write the file with gzip"
             )
-
-
-def inspect_files(paths: Sequence[str], names: Sequence[str], locking: bool | None = None) -> list[FileInfo]:
-    """Inspect all files; they must be alike.
-
-    Raises:
-        ConfigurationError: a file is unusable or unlike the first; the message describes the first few.
-    """
-    infos: list[FileInfo] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            found = inspect_file(path, names, locking)
-            if infos:
-                _compare(infos[0], found)
-            infos.append(found)
-        except ConfigurationError as error:
-            problems.append(str(error))
-            if len(problems) == _MOST_PROBLEMS:
-                break
-    if problems:
-        more = len(problems) - _REPORTED
-        least = "at least " if len(problems) == _MOST_PROBLEMS else ""
-        listed = [
-            *problems[:_REPORTED],
-            *([f"and {least}{more} more of {len(paths)} files"] if more > 0 else []),
-        ]
-        raise ConfigurationError("\n".join(listed))
-    if not sum(one.length for one in infos):
-        raise ConfigurationError(
-            f"{paths[0]}{f' and all other {len(paths) - 1} files' if len(paths) > 1 else ''} have no samples "
-            f"in {', '.join(names)}; give files with samples"
-        )
-    return infos
-
-
-def _compare(first: FileInfo, other: FileInfo) -> None:
-    """Refuse a file whose datasets differ from those of the first."""
-    for mine, theirs in zip(first.fields, other.fields, strict=False):
-        if mine != theirs:
-            raise ConfigurationError(
-                f"{other.path}: {theirs.name} has samples of {theirs.shape} {theirs.dtype}, but "
-                f"{mine.name} in {first.path} has {mine.shape} {mine.dtype}; make all files alike"
-            )
-    if first.groups != other.groups:
-        names = [[field.name for field in one.fields] for one in (other, first)]
-        raise ConfigurationError(
-            f"{other.path} has {names[0]}, but {first.path} has {names[1]}; make all files alike"
-        )

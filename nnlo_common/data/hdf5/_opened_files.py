@@ -5,20 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import stat
-import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.data.formats._format import wrong_path
 
-__all__ = ["OpenFiles", "open_file"]
+__all__ = ["open_file"]
 
 _LOG = logging.getLogger(__name__)
 
-# Files that stay open: each has caches of about a megabyte.
-_KEPT = 16
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 
 
@@ -39,7 +35,7 @@ def open_file(path: str, locking: bool | None = None) -> Any:
         raise MissingExtraError("reading HDF5 files", "h5py", "hdf5") from None
     # Opening a pipe would hang.
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises in a folder without permission
-        raise ConfigurationError(f"{path} {_wrong_path(path)}")
+        raise ConfigurationError(f"{path} {wrong_path(path, 'an HDF5 file', '.h5')}")
     try:
         try:
             return h5py.File(path, "r", locking=locking)
@@ -54,23 +50,6 @@ def open_file(path: str, locking: bool | None = None) -> Any:
 
 def _has_no_locks(error: OSError) -> bool:
     return error.errno in _NO_LOCKS or any(f"errno = {number}," in str(error) for number in _NO_LOCKS)
-
-
-def _wrong_path(path: str) -> str:
-    """Return why there is no file to open, and what to do."""
-    if "://" in path:
-        return "is not on this machine; pass stage_to= and copy_command= to fetch it"
-    try:
-        mode = Path(path).lstat().st_mode
-    except PermissionError:
-        return "is in a folder that you may not enter (no permission); ask its owner for access (chmod a+x)"
-    except OSError:
-        return "does not exist on this host; correct the path, or make the file first"
-    if Path(path).is_dir():
-        return f"is a folder; name its files, e.g. {str(Path(path, '*.h5'))!r}"
-    if stat.S_ISLNK(mode):
-        return f"is a link to {Path(path).readlink()}, which is not a file; correct the link"
-    return "is not an ordinary file; give the path of an HDF5 file"
 
 
 def _wrong_file(path: str, text: str, number: int | None) -> str:
@@ -94,47 +73,3 @@ def _wrong_file(path: str, text: str, number: int | None) -> str:
 def _beginning(path: str) -> bytes:
     with Path(path).open("rb") as file:
         return file.read(12)
-
-
-class OpenFiles:
-    """Keeps the most recently read files open; a forked process opens its own.
-
-    Args:
-        locking: as in `open_file`.
-    """
-
-    def __init__(self, locking: bool | None = None) -> None:
-        self._locking = locking
-        self._begin()
-
-    def lock(self) -> threading.RLock:
-        """Return the lock to hold while using a file, so that no other thread closes it."""
-        if self._pid != os.getpid():
-            self._begin()  # forked: the open files, and the thread that may hold the lock, are the parent's
-        return self._lock
-
-    def get(self, path: str) -> Any:
-        """Return the file at `path`, open."""
-        with self.lock():
-            file = self._files.pop(path, None) or open_file(path, self._locking)
-            self._files[path] = file
-            if len(self._files) > _KEPT:
-                self._files.popitem(last=False)[1].close()
-            return file
-
-    def close(self) -> None:
-        """Close all files."""
-        with self.lock():
-            while self._files:
-                self._files.popitem()[1].close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_locking": self._locking}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._locking = state["_locking"]
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.RLock()
-        self._files: OrderedDict[str, Any] = OrderedDict()

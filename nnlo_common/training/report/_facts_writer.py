@@ -18,6 +18,7 @@ from typing import Any
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._spans import Finished, Spans, record, recorder
+from nnlo_common.data._memory_cache import cached_mb
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training._session import Session
 from nnlo_common.training.report._facts_file import FactsFile
@@ -100,7 +101,7 @@ class FactsWriter:
     def begin_epoch(self) -> None:
         """Begin an epoch here; otherwise it begins where the last one ended."""
         self._epoch_s, self._before = self._spans.cut(), Usage.now()
-        self._spent = self._spans.spent(self._epoch_s)
+        self._spent, self._stages = self._spans.spent(self._epoch_s), dict(self._spans.stages)
 
     def epoch(
         self,
@@ -120,7 +121,7 @@ class FactsWriter:
             own: this rank's metrics, where `metrics` are those of the centre.
         """
         now_s, now, report = self._spans.cut(), Usage.now(), self._report()
-        spent = self._spans.spent(now_s)
+        spent, stages = self._spans.spent(now_s), dict(self._spans.stages)
         seconds = now_s - self._epoch_s
         line: dict[str, Any] = {"epoch": epoch, "seconds": round(seconds, 6)}
         for name, count in counts.items():
@@ -128,10 +129,12 @@ class FactsWriter:
         line |= {
             "updates": report.exchanges - self._last.exchanges,
             "memory_mb": round(now.memory_mb, 3),
+            "shared_mb": round(now.shared_mb, 3),
             "cpu_s": round(now.cpu_s - self._before.cpu_s, 3),
             "core_wait_s": now.core_wait_since(self._before),
             "learning_rate": learning_rate,
             "spent": {kind: round(spent[kind] - self._spent[kind], 6) for kind in spent},
+            **self._read(stages),
             **self._served(report),
             **_gain(report),
             "metrics": metrics,
@@ -143,7 +146,7 @@ class FactsWriter:
         if self._trace is not None:
             self._trace.add(Finished("main", "compute", f"epoch {epoch}", self._epoch_s, now_s, {}))
         self._last = report
-        self._epoch_s, self._before, self._spent = now_s, now, spent
+        self._epoch_s, self._before, self._spent, self._stages = now_s, now, spent, stages
 
     def close(self) -> None:
         """Write what is pending and the last line; call it when this rank has left the training."""
@@ -197,6 +200,14 @@ class FactsWriter:
             config=dict(config or {}),
             **layout.facts,
         )
+
+    def _read(self, stages: Mapping[str, float]) -> dict[str, Any]:
+        """Return what an epoch tells of reading, if samples came from files."""
+        if not self._spans.reading:
+            return {}
+        facts = {**self._spans.reading, "cached_mb": round(cached_mb(), 3)}
+        seconds = {name: round(stages[name] - self._stages[name], 6) for name in stages}
+        return {"stages": seconds, "reading": facts}
 
     def _served(self, report: TrainingReport) -> dict[str, Any]:
         """Return what a server tells of its workers' contributions since the start."""

@@ -28,6 +28,7 @@ class Usage:
         read_mb: what it has read by system calls, from files and sockets; None: unknown.
         written_mb: the same for writing.
         core_wait_s: for how long its threads could have run and had no core; None: unknown.
+        shared_mb: the part of the resident memory that it shares with other processes.
 
     Example:
         >>> Usage.now().memory_mb > 1
@@ -40,11 +41,13 @@ class Usage:
     read_mb: float | None = None
     written_mb: float | None = None
     core_wait_s: float | None = None
+    shared_mb: float = 0.0
 
     @classmethod
     def now(cls) -> Usage:
         """Return the current usage."""
-        return cls(*_memory_mb(), time.process_time(), *_transferred(), _core_wait_s())
+        now, peak, shared = _memory_mb()
+        return cls(now, peak, time.process_time(), *_transferred(), _core_wait_s(), shared_mb=shared)
 
     def core_wait_since(self, before: Usage) -> float | None:
         """Return how long threads have waited for a core since then; those that have ended are left out.
@@ -57,14 +60,16 @@ class Usage:
         return round(max(0.0, self.core_wait_s - before.core_wait_s), 3)
 
 
-def _memory_mb() -> tuple[float, float]:
+def _memory_mb() -> tuple[float, float, float]:
     try:
         told = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-        now, peak = (int(told[name].removesuffix("kB")) * 1024 / 1e6 for name in ("VmRSS", "VmHWM"))
+        names = ("VmRSS", "VmHWM", "RssShmem")
+        now, peak, shared = (int(told[name].removesuffix("kB")) * 1024 / 1e6 for name in names)
     except (OSError, KeyError, ValueError, MemoryError):  # no Linux, or no descriptor is left
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         now = peak = most * (1 if sys.platform == "darwin" else 1024) / 1e6
-    return now, peak
+        shared = 0.0
+    return now, peak, shared
 
 
 def _transferred() -> tuple[float | None, float | None]:

@@ -1,0 +1,625 @@
+"""Samples in a list of files of any format, read in slices as if they were in one file."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.base._plural import plural
+from nnlo_common.base._spans import recorder, stage
+from nnlo_common.base._warnings import warn
+from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
+from nnlo_common.data._memory_cache import CacheKind, memory_cache
+from nnlo_common.data._requests import Request, requests
+from nnlo_common.data._selection import Selection
+from nnlo_common.data._source import Array, Field
+from nnlo_common.data._staging import Staging
+from nnlo_common.data._standard import Moments, Standard, leaves_of
+from nnlo_common.data.formats._format import HOW, FileInfo, Format, OpenFiles, inspect_files, shown
+from nnlo_common.data.formats._found import format_of
+from nnlo_common.data.formats._ragged import fill_padded
+from nnlo_common.data.hdf5._format import HDF5
+from nnlo_common.data.leasing._ranges import Range
+
+__all__ = ["Adaptor", "FileSource", "HDF5Source", "Names", "Reading"]
+
+_MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
+# Samples of a selection that lie further apart than this are read one after the other.
+_GAP = 256
+_MEASURED_BYTES = 2**24  # read at once to take mean and spread
+
+Names: TypeAlias = str | Sequence[str]
+Adaptor: TypeAlias = Callable[[Any], Any]
+
+
+class Reading(TypedDict, total=False):
+    """Options of `FileSource`, for callers that pass them on."""
+
+    features: Names
+    labels: Names | None
+    weights: Names | None
+    adapt_features: Adaptor | None
+    adapt_labels: Adaptor | None
+    select: str | None
+    pad: int | None
+    mask: bool
+    check_finite: bool
+    standardize: Standard | str | Path | None
+    cache: CacheKind
+    locking: bool | None
+    stage_to: str | Path | None
+    copy_command: Sequence[str] | None
+    samples: Sequence[int] | npt.NDArray[Any] | None
+
+
+class _Plan(NamedTuple):
+    """Where the numbers of one column go.
+
+    Attributes:
+        name: of the column.
+        into: the index of the array that they fill.
+        counts: the index of the array of its rows' lengths; None: there is none.
+        pad: the entries of a ragged column's row; None: its rows are alike.
+        beside: the place of this column among those of an input; None: it is the whole input.
+    """
+
+    name: str
+    into: int
+    counts: int | None
+    pad: int | None
+    beside: int | None = None
+
+
+class FileSource:
+    """The samples of a list of files of one format, read in slices as if they were in one file.
+
+    The metadata of all files are checked first: each file must exist, be whole, and have the same columns as
+    the others, except for the number of samples.
+
+    Each process opens the files when it reads them, so a source can be pickled and sent to another process.
+
+    A name may stand for several columns: ``"pt,eta,phi"`` is one input with three numbers for each sample, in
+    this order, and ``"jet_*"`` one with all columns whose names match.
+
+    Args:
+        files: see `list_files`. The format of a file follows from its name, else from its first bytes: HDF5,
+            ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or a dictionary of columns in
+            memory: objects with a length whose slices are arrays.
+        features: the name of a column (in HDF5 of a dataset) with a row for each sample. An HDF5 or Zarr
+            group means all datasets in it, in alphabetical order, as several inputs; so do several names, in
+            their order. They come as a tuple.
+        labels: the same for outputs; None: no labels, and a batch is `(features,)`.
+        weights: the same for sample weights, the third item of a batch; None: all samples count alike.
+        adapt_features: converts the features of some samples, as read, into the model's input. It is called
+            with NumPy arrays, in a thread that reads ahead, and returns as many rows.
+        adapt_labels: the same for labels.
+        select: use the samples that fulfil this only, e.g. ``"pt > 20 and abs(eta) < 2.5"``, of columns with
+            one number for each sample.
+        pad: the length to bring rows of unequal length to: shorter ones get zeros at the end, longer ones
+            lose their last entries.
+        mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
+        check_finite: refuse NaN and infinity when they are read.
+        standardize: mean and spread to bring the features to 0 and 1 by, after `adapt_features`; or the file
+            of a run that has them. See `Standard`, and `moments`, which measures them.
+        cache: "memory": keep the decoded samples in memory, one copy for all ranks of a host, so that each is
+            decoded once. "auto": do so where they are compressed and take up to a quarter of the host's free
+            memory. "none": decode them in each epoch.
+        locking: whether to lock HDF5 files; None: lock them if the file system can.
+        stage_to: a folder of this host to copy the files to first; see `Staging`.
+        copy_command: the command that copies a file there; see `Staging`.
+        samples: the rising numbers of the samples to use, of those that `select` leaves; None: all. The
+            others between them are read, too, and dropped, so use it for large parts, such as folds.
+
+    Example:
+        >>> import tempfile, h5py
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in "ab":
+        ...         with h5py.File(f"{folder}/{name}.h5", "w") as file:
+        ...             file["x"], file["y"] = np.ones((3, 2)), np.arange(3)
+        ...     source = FileSource(f"{folder}/*.h5", features="x", labels="y")
+        ...     out = [field.empty(2) for field in source.fields]
+        ...     source.read(2, 4, out)
+        ...     source.close()
+        >>> len(source), out[1]
+        (6, array([2, 0]))
+        >>> source = FileSource({"pt": np.arange(4.0), "eta": np.ones(4)}, features="pt,eta", select="pt > 1")
+        >>> source.take(0, 2)
+        (array([[2., 1.],
+               [3., 1.]]),)
+    """
+
+    #: The format of all files; None: it follows from the first.
+    _format: ClassVar[Format | None] = None
+
+    def __init__(
+        self,
+        files: Files | Mapping[str, Any],
+        *,
+        features: Names | None = None,
+        labels: Names | None = None,
+        weights: Names | None = None,
+        adapt_features: Adaptor | None = None,
+        adapt_labels: Adaptor | None = None,
+        select: str | None = None,
+        pad: int | None = None,
+        mask: bool = False,
+        check_finite: bool = False,
+        standardize: Standard | str | Path | None = None,
+        cache: CacheKind = "auto",
+        locking: bool | None = None,
+        stage_to: str | Path | None = None,
+        copy_command: Sequence[str] | None = None,
+        samples: Sequence[int] | npt.NDArray[Any] | None = None,
+    ) -> None:
+        if weights is not None and labels is None:
+            raise ConfigurationError(f"weights={weights!r} were given without labels; pass labels=, too")
+        for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
+            if adaptor is not None and not callable(adaptor):
+                raise ConfigurationError(f"{name}={adaptor!r} is not a function; give one that takes arrays")
+        if mask and pad is None:
+            raise ConfigurationError("mask=True needs pad=, the length to bring rows to; pass it, too")
+        if copy_command is not None and stage_to is None:
+            raise ConfigurationError(
+                f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
+            )
+        self._columns = files if isinstance(files, Mapping) else None
+        self.files = ("the given columns",) if isinstance(files, Mapping) else list_files(files)
+        kind = self._format or format_of(self.files if self._columns is None else self._columns)
+        names_of = partial(_names_of, kind, self.files[0], locking)
+        if features is None:
+            raise ConfigurationError(
+                f"features=None: give the name of the dataset of the inputs; name datasets by {HOW}"
+                f"{_has(self.files[0], names_of())}"
+            )
+        asked = {"features": features, "labels": labels, "weights": weights}
+        sides = {
+            side: requests(side, names, names_of)
+            for side, names in asked.items()
+            if names is not None or side == "features"
+        }
+        chosen = Selection(select)
+        self._staging = None if stage_to is None else Staging(stage_to, copy_command)
+        self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
+        names = [name for side in sides.values() for request in side for name in request.names]
+        try:
+            infos = inspect_files(kind, self._paths, names, locking)
+            refuse_duplicates(self.files)
+        except ConfigurationError as error:
+            if self._staging is None:
+                raise
+            self._staging.close()
+            text = str(error)
+            for copy, file in zip(self._paths, self.files, strict=True):
+                text = text.replace(copy, file)  # the user knows the original only
+            raise ConfigurationError(text) from None
+        self.lengths: Sequence[int] = [one.length for one in infos]
+        self._infos, self._finite = infos[0], check_finite
+        if isinstance(standardize, str | Path):
+            standardize = Standard.load(standardize)
+        self._starts = list(accumulate(self.lengths, initial=0))
+        self._warn_of_many()
+        self._open = OpenFiles(partial(kind.open, locking=locking))
+        groups = iter(infos[0].groups)
+        self._sides = [
+            _Side(side, asked[side], made, [next(groups) for one in made for _ in one.names], adaptor)
+            for (side, made), adaptor in zip(
+                sides.items(), (adapt_features, adapt_labels, None), strict=False
+            )
+        ]
+        self._sides[0].standard = standardize
+        self.fields: Sequence[Field] = []
+        self._plans = self._planned(pad, mask)
+        self.grain, self.encoded, self.how = infos[0].grain, infos[0].encoded, infos[0].how
+        self._samples: npt.NDArray[np.int64] | None = None
+        self._choose(chosen, samples, {"pad": None, "locking": locking, "cache": cache})
+        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {_state_of(self._paths)}"
+        lengths = [one.length for one in infos]
+        self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
+        if adapt_features is not None or adapt_labels is not None:
+            self.take(0, 1)  # reports a failing adaptor before the training
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return sum(self.lengths)
+
+    def read(self, start: int, stop: int, out: Sequence[Array]) -> None:
+        """Read the samples [start, stop) into arrays of that length, one for each field."""
+        if self._samples is None:
+            self._read(start, stop, out)
+            return
+        wanted = self._samples[start:stop]
+        for begin, end in self._runs(wanted):
+            first, last = int(wanted[begin]), int(wanted[end - 1]) + 1
+            whole = [field.empty(last - first) for field in self.fields]
+            self._read(first, last, whole)
+            for array, into in zip(whole, out, strict=True):
+                into[begin:end] = array[wanted[begin:end] - first]
+
+    def resident(self, ranges: Sequence[Range]) -> tuple[Sequence[Array], npt.NDArray[np.int64]] | None:
+        """Return arrays in memory, and the row in them of each sample of some ranges; decode what is absent.
+
+        None: the samples are not kept in memory, or there is too little.
+        """
+        if self._cache is None:
+            return None
+        numbers = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        if self._samples is not None:
+            numbers = self._samples[numbers]
+            runs = self._runs(numbers)
+            ranges = [(int(numbers[begin]), int(numbers[end - 1]) + 1) for begin, end in runs]
+        self._note()
+        with stage("fetch"):
+            if all(self._cache.load(start, stop, self._decode) for start, stop in ranges):
+                return self._cache.arrays, numbers
+        return None
+
+    def take(self, start: int, stop: int) -> Any:
+        """Return the samples [start, stop) as a batch."""
+        arrays = [field.empty(stop - start) for field in self.fields]
+        self.read(start, stop, arrays)
+        return self.assemble(arrays)
+
+    def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
+        """Return (features, labels, weights), without absent ones, from one array for each field."""
+        rest = iter(arrays)
+        return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
+
+    def moments(self, start: int, stop: int) -> list[Moments | None]:
+        """Return count, mean and squares of the inputs of the samples [start, stop), for `Standard`.
+
+        Nothing comes of no samples, and None of true and false.
+        """
+        found: list[Moments | None] = []
+        rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
+        for begin in range(start, stop, rows):
+            end = min(begin + rows, stop)
+            arrays = [field.empty(end - begin) for field in self.fields]
+            self.read(begin, end, arrays)
+            made, masks = self._sides[0].raw(iter(arrays), end - begin)
+            leaves = leaves_of(made)
+            masks += [None] * (len(leaves) - len(masks))
+            some = [
+                None if leaf.dtype.kind == "b" else Moments.of(leaf, mask)
+                for leaf, mask in zip(leaves, masks, strict=True)
+            ]
+            found = [
+                one if before is None or one is None else before.add(one)
+                for before, one in zip(found or [None] * len(some), some, strict=True)
+            ]
+        return found
+
+    def close(self) -> None:
+        """Close all files, release staged copies and memory; the source must not be read afterwards."""
+        self._open.close()
+        if self._cache is not None:
+            self._cache.close()
+        if self._staging is not None:
+            self._staging.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_staging": None}  # the process that staged the copies releases them
+
+    def _note(self) -> None:
+        """Tell the recorder of this thread what is read."""
+        spans = recorder()
+        if spans is not None:
+            spans.reading.update(how=self.how, piece_bytes=self._infos.piece_bytes)
+
+    def _runs(self, numbers: npt.NDArray[np.int64]) -> list[Range]:
+        """Return the parts of rising numbers that are read in one piece, with what lies between."""
+        far = np.flatnonzero(np.diff(numbers) > max(self.grain, _GAP)) + 1
+        return list(pairwise([0, *far.tolist(), len(numbers)])) if len(numbers) else []
+
+    def _read(self, start: int, stop: int, out: Sequence[Array]) -> None:
+        """Read samples by their number among all of the files."""
+        self._note()
+        with stage("fetch"):
+            if self._cache is None:
+                self._decode(start, stop, out)
+            else:
+                self._cache.read(start, stop, out, self._decode)
+
+    def _decode(self, start: int, stop: int, out: Sequence[Array]) -> None:
+        for part, first, last in self._pieces(start, stop):
+            into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
+            with self._open.lock():
+                file = self._open.get(self._paths[part])
+                before: npt.NDArray[np.int64] | None = None
+                for plan in self._plans:
+                    place = out[plan.into][into]
+                    if plan.beside is not None:
+                        place = place[..., plan.beside]
+                    try:
+                        if plan.pad is None:
+                            file.read(plan.name, first, last, place)
+                            continue
+                        rows = file.ragged(plan.name, first, last)
+                        fill_padded(rows, plan.pad, place)
+                        if plan.beside and before is not None and not np.array_equal(before, rows.counts):
+                            raise self._unlike(first, plan.name, before, rows.counts)
+                        before = rows.counts
+                        if plan.counts is not None:
+                            out[plan.counts][into] = np.minimum(rows.counts, plan.pad)
+                    except Exception as error:  # the libraries raise any type of exception for damaged files
+                        raise self._unreadable(error, part, first, last, plan.name) from None
+            if self._finite:
+                self._check_finite(self.files[part], first, [array[into] for array in out])
+
+    def _unreadable(self, error: Exception, part: int, first: int, last: int, name: str) -> NNLOError:
+        what = f"{self.files[part]}: samples {first} to {last - 1} of {name} cannot be read"
+        if isinstance(error, NNLOError):
+            return ConfigurationError(f"{what}: {error}")
+        told = " ".join(str(error).split())[:300] or type(error).__name__
+        return ConfigurationError(
+            f"{what} ({told}): the file is damaged, or has changed since; make it again"
+        )
+
+    @staticmethod
+    def _unlike(first: int, name: str, before: Array, counts: Array) -> NNLOError:
+        row = int(np.argmax(before != counts))
+        return ConfigurationError(
+            f"sample {first + row} has {int(counts[row])} entries of {name}, but {int(before[row])} of the "
+            "column before it in the same input; name columns of unlike lengths apart"
+        )
+
+    def _given(self) -> Any:
+        """Return what the samples are read from."""
+        return self._columns if self._columns is not None else list(self._paths)
+
+    def _planned(self, pad: int | None, mask: bool) -> list[_Plan]:
+        """Set the fields, and return where the numbers of each column go."""
+        info, fields, plans = self._infos, list[Field](), list[_Plan]()
+        found = iter(info.fields)
+        for column in (column for side in self._sides for column in side.columns):
+            own = [next(found) for _ in range(column.stored)]
+            ragged = own[0].name in info.ragged
+            if ragged:
+                own = [_padded_field(info, field, pad) for field in own]
+            first = len(fields)
+            fields += [_side_by_side(info, own)] if column.stacked else own
+            for index, field in enumerate(own):
+                place, beside = (first, index) if column.stacked else (first + index, None)
+                plans.append(_Plan(field.name, place, None, pad if ragged else None, beside))
+            if ragged:
+                plans[-1] = plans[-1]._replace(counts=len(fields))
+                fields.append(Field(f"{own[-1].name}_count", (), np.dtype(np.int64)))
+                column.counted, column.masked = True, mask
+        self.fields = fields
+        return plans
+
+    def _choose(self, chosen: Selection, samples: Any, options: dict[str, Any]) -> None:
+        """Set the samples to use."""
+        found = None
+        if chosen:
+            columns = type(self)(self._given(), features=chosen.columns, **options)
+            found = chosen.numbers(columns)
+            columns.close()
+        if samples is not None:
+            some = _rising(samples, self._starts[-1] if found is None else len(found))
+            found = some if found is None else found[some]
+        if found is not None:
+            counts = np.diff(np.searchsorted(found, self._starts))
+            self._samples, self.lengths, self.grain = found, counts.tolist(), 1
+
+    def _warn_of_many(self) -> None:
+        if self._starts[-1] > _MANY_SAMPLES:
+            warn(
+                f"{self.files[0]}{' and others' if len(self.files) > 1 else ''}: an epoch has "
+                f"{self._starts[-1]} samples; at a million samples a second it takes "
+                f"{self._starts[-1] / 86400e6:.1f} days. If so many are not meant, look at the files "
+                "with h5ls"
+            )
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts that have these samples, with the slice of each."""
+        part = bisect_right(self._starts, start) - 1
+        while start < stop:
+            begin, end = self._starts[part : part + 2]
+            last = min(stop, end)
+            if start < last:
+                yield part, start - begin, last - begin
+            start, part = last, part + 1
+
+    def _check_finite(self, path: str, first: int, arrays: Sequence[Array]) -> None:
+        for field, array in zip(self.fields, arrays, strict=True):
+            if field.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
+                raise ConfigurationError(
+                    f"{path}: sample {first + row} of {field.name} is not finite (NaN or infinity); remove "
+                    "it from the file, or drop check_finite and replace it in an adaptor"
+                )
+
+
+class HDF5Source(FileSource):
+    """The samples of a list of HDF5 files, whatever their names; see `FileSource`."""
+
+    _format: ClassVar[Format | None] = HDF5()
+
+
+class _Columns:
+    """The columns of one name.
+
+    Args:
+        stored: how many there are.
+        stacked: whether they are one input, side by side.
+        grouped: whether they are several inputs.
+
+    Attributes:
+        counted: whether the lengths of their rows are known.
+        masked: whether a mask follows them.
+    """
+
+    def __init__(self, stored: int, *, stacked: bool, grouped: bool) -> None:
+        self.stored, self.stacked, self.grouped = stored, stacked, grouped
+        self.counted = self.masked = False
+
+    def made(self, arrays: Iterator[Array]) -> tuple[list[Array], Array | None]:
+        """Return the inputs, and which of their entries are no filling."""
+        some = [next(arrays) for _ in range(1 if self.stacked else self.stored)]
+        mask = np.arange(some[0].shape[1]) < next(arrays)[:, None] if self.counted else None
+        return some, mask
+
+
+class _Side:
+    """Features, labels or weights: makes this item of a batch from its arrays."""
+
+    def __init__(
+        self,
+        name: str,
+        asked: Names | None,
+        made: Sequence[Request],
+        groups: Sequence[int | None],
+        adaptor: Adaptor | None,
+    ) -> None:
+        self._name, self._adaptor = name, adaptor
+        self.standard: Standard | None = None
+        self._alone = isinstance(asked, str)
+        sizes = iter(groups)
+        self.columns: list[_Columns] = []
+        for request in made:
+            own = [next(sizes) for _ in request.names]
+            if request.stacked and any(size is not None for size in own):
+                group = next(n for n, size in zip(request.names, own, strict=True) if size is not None)
+                raise ConfigurationError(
+                    f"{name}={asked!r}: {group!r} is a group, which cannot be one of several columns of an "
+                    "input; name its datasets"
+                )
+            count = sum(1 if size is None else size for size in own)
+            self.columns.append(
+                _Columns(count, stacked=request.stacked, grouped=not request.stacked and own[0] is not None)
+            )
+
+    def assemble(self, arrays: Iterator[Array], rows: int) -> Any:
+        made, masks = self.raw(arrays, rows)
+        return made if self.standard is None else self.standard.applied(made, masks)
+
+    def raw(self, arrays: Iterator[Array], rows: int) -> tuple[Any, list[Array | None]]:
+        """Return this item before it is standardised, and what of its inputs is no filling."""
+        some: list[Array] = []
+        masks: list[Array | None] = []
+        for columns in self.columns:
+            inputs, mask = columns.made(arrays)
+            some += inputs
+            masks += [mask] * len(inputs)
+            if columns.masked and mask is not None:
+                some.append(mask)
+                masks.append(None)
+        first = self.columns[0]
+        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else tuple(some)
+        return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
+
+    def _adapted(self, made: Any, rows: int) -> Any:
+        assert self._adaptor is not None  # the caller checks it
+        try:
+            with stage("adapt"):
+                made = self._adaptor(made)
+        except Exception as error:
+            raise ConfigurationError(
+                f"adapt_{self._name} failed on {plural(rows, 'sample')}, {_described(made)}, with "
+                f"{type(error).__name__}: {error}; correct it, and test it with "
+                f"`HDF5Source(...).take(0, {rows})`"
+            ) from error
+        lengths = list(_lengths(made))
+        if not lengths or set(lengths) != {rows}:
+            raise ConfigurationError(
+                f"adapt_{self._name} got {plural(rows, 'sample')} and returned {_shown(lengths)}; return "
+                "an array, or a list, tuple or dictionary of arrays, with one row for each sample"
+            )
+        return made
+
+
+def _side_by_side(info: FileInfo, columns: Sequence[Field]) -> Field:
+    """Return the field of columns as the last axis of one array: of floats, if one of them is of floats."""
+    first = columns[0]
+    for one in columns:
+        if one.shape != first.shape or (one.name in info.ragged) != (first.name in info.ragged):
+            raise ConfigurationError(
+                f"{info.path}: {first.name} has samples of {first.shape}, {one.name} of {one.shape}; columns "
+                "of one input must be alike: name them apart"
+            )
+    floats = [one.dtype for one in columns if one.dtype.kind == "f"]
+    kind = np.result_type(*(floats or [one.dtype for one in columns]))
+    return Field(",".join(one.name for one in columns), (*first.shape, len(columns)), kind)
+
+
+def _padded_field(info: FileInfo, field: Field, pad: int | None) -> Field:
+    """Return the field of a ragged column whose rows are brought to one length."""
+    if pad is None:
+        raise ConfigurationError(
+            f"{info.path}: {field.name} has rows of unequal length; pass pad=N (--pad N) to bring them to "
+            "that length, with zeros at the end, or name another column"
+        )
+    return Field(field.name, (whole_number("pad", pad, 1), *field.shape), field.dtype)
+
+
+def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:
+    try:
+        return kind.names(path, locking)
+    except (NNLOError, OSError):
+        return []
+
+
+def _has(path: str, names: Sequence[str]) -> str:
+    return f"; {path} has {shown(names, 'no datasets')}" if names else ""
+
+
+def _staged(staging: Staging, files: Sequence[str]) -> tuple[str, ...]:
+    """Copy the files, and return the paths of the copies, each with the tree that is read of it."""
+    whole = list(dict.fromkeys(map(without_tree, files)))
+    copies = dict(zip(whole, staging.stage(whole), strict=True))
+    return tuple(with_tree(copies[without_tree(file)], file) for file in files)
+
+
+def _state_of(paths: Sequence[str]) -> str:
+    """Return sizes and times of the files, by which processes know that they read the same."""
+    found = []
+    for path in paths:
+        facts: tuple[int, ...] = ()
+        with suppress(OSError):
+            status = os.stat(without_tree(path))  # noqa: PTH116 - there may be a million
+            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        found.append(f"{path} {facts}")
+    return "\n".join(found)
+
+
+def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:
+    found = np.asarray(samples)
+    whole = found.ndim == 1 and found.dtype.kind in "iu" and len(found) > 0
+    if not whole or found[0] < 0 or found[-1] >= size or (np.diff(found) <= 0).any():
+        raise ConfigurationError(
+            f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample"
+        )
+    return found.astype(np.int64)
+
+
+def _described(arrays: Any) -> str:
+    several = arrays if isinstance(arrays, tuple) else (arrays,)
+    return " and ".join(f"{array.dtype}{list(array.shape)}" for array in several)
+
+
+def _lengths(made: Any) -> Iterator[int | None]:
+    """Yield the number of rows of each array in `made`; None for an item that is not an array."""
+    if isinstance(made, Mapping):
+        made = list(made.values())
+    if isinstance(made, list | tuple):
+        for one in made:
+            yield from _lengths(one)
+    else:
+        shape = getattr(made, "shape", ())
+        yield int(shape[0]) if shape else None
+
+
+def _shown(lengths: Sequence[int | None]) -> str:
+    listed = sorted({"no array" if length is None else f"{length} rows" for length in lengths})
+    return " and ".join(listed) or "nothing"

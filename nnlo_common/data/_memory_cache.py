@@ -1,0 +1,239 @@
+"""Decoded samples kept in memory, one copy for all ranks of a host."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data._host_memory import HostMemory
+from nnlo_common.data._source import Array, Field
+
+__all__ = ["CACHES", "CacheKind", "MemoryCache", "cached_mb", "free_memory", "memory_cache"]
+
+CacheKind: TypeAlias = Literal["auto", "memory", "none"]
+CACHES: Sequence[CacheKind] = ("auto", "memory", "none")
+
+#: The part of a host's free memory that decoded samples may take unasked.
+_UNASKED = 4
+#: The memory that stays free, as a part of all: where it is reached, further samples are decoded each time.
+_RESERVE = 20
+# Bytes of a block: each has a lock and a mark.
+_BLOCK_BYTES = 2**20
+_ALIGNED = 4096
+_GROUPS = Path("/sys/fs/cgroup")
+_PRESENT = 1
+#: Reads samples [start, stop) into arrays.
+_Decode: TypeAlias = Callable[[int, int, Sequence[Array]], None]
+
+_CACHES: weakref.WeakSet[MemoryCache]
+
+
+class MemoryCache:
+    """The samples of a source, each decoded by the first process of the host to need it.
+
+    All samples have a place, but only those take memory that were read. A block is decoded under its lock;
+    the mark that it is present comes last. So a process that dies in between leaves a block that the next
+    one decodes again.
+
+    Args:
+        facts: all that determines the samples: equal on all ranks that share them.
+        fields: of a sample.
+        lengths: the number of samples of each part.
+        grain: samples to decode together, counted from the start of a part.
+
+    Attributes:
+        arrays: one for each field, with all samples; those not yet decoded are zeros.
+    """
+
+    def __init__(self, facts: str, fields: Sequence[Field], lengths: Sequence[int], grain: int) -> None:
+        row_bytes = max(sum(field.row_bytes for field in fields), 1)
+        rows = -(-max(_BLOCK_BYTES // row_bytes, 1) // grain) * grain
+        ends = np.cumsum([0, *lengths]).tolist()
+        cuts = [np.arange(start, stop, rows) for start, stop in pairwise(ends)]
+        self._starts: npt.NDArray[np.int64] = np.concatenate([*cuts, [ends[-1]]]).astype(np.int64)
+        places, at = [], _aligned(len(self._starts))
+        for field in fields:
+            places.append(at)
+            at = _aligned(at + field.row_bytes * ends[-1])
+        shape = [(field.name, field.shape, field.dtype.str) for field in fields]
+        text = f"{facts}\n{shape}\n{self._starts.tolist()}"
+        name = f"nnlo-samples-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+        self._name, self._size, self._row_bytes = name, max(at, _ALIGNED), row_bytes
+        self._fields, self._places = list(fields), places
+        self.full = False
+        self._begin()
+
+    def read(self, start: int, stop: int, out: Sequence[Array], decode: _Decode) -> None:
+        """Copy the samples [start, stop) into arrays, after decoding those that are absent."""
+        if self.load(start, stop, decode):
+            for array, into in zip(self.arrays, out, strict=True):
+                into[:] = array[start:stop]
+        else:
+            decode(start, stop, out)
+
+    def load(self, start: int, stop: int, decode: _Decode) -> bool:
+        """Decode what is absent of the samples [start, stop); return False where memory is short."""
+        self._opened()
+        block = bisect_right(self._starts, start) - 1
+        while start < stop:
+            if not self._marks[block] and not self._decoded(block, decode):
+                return False
+            block += 1
+            start = int(self._starts[block])
+        return True
+
+    @property
+    def used_mb(self) -> float:
+        """How much memory the samples take, on the host."""
+        if self._host is None:
+            return 0.0
+        sizes = np.diff(self._starts)
+        return float(sizes[self._marks == _PRESENT].sum() * self._row_bytes / 1e6)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        host = self._host
+        self._begin()
+        if host is not None:
+            host.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for own in ("_host", "_marks", "arrays"):  # another process finds the same memory
+            del state[own]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._host: HostMemory | None = None
+        self.arrays: list[Array] = []
+        self._marks: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        _CACHES.discard(self)
+
+    def _opened(self) -> HostMemory:
+        """Find or make the memory: when it is first used, so that a server has none."""
+        if self._host is None:
+            host, rows = HostMemory(self._name, self._size), int(self._starts[-1])
+            self._marks = np.frombuffer(host.memory, np.uint8, len(self._starts) - 1)
+            for field, place in zip(self._fields, self._places, strict=True):
+                numbers = np.frombuffer(host.memory, field.dtype, math.prod(field.shape) * rows, place)
+                self.arrays.append(numbers.reshape((rows, *field.shape)))
+            self._host = host
+            _CACHES.add(self)
+        return self._host
+
+    def _decoded(self, block: int, decode: _Decode) -> bool:
+        start, stop = map(int, self._starts[block : block + 2])
+        with self._opened().holding(block):
+            if self._marks[block]:  # another process was faster
+                return True
+            free, total = free_memory()
+            self.full = free - (stop - start) * self._row_bytes < total // _RESERVE
+            if self.full:
+                return False
+            decode(start, stop, [array[start:stop] for array in self.arrays])
+            # Taking and giving the locks orders this after the numbers, for every processor.
+            self._marks[block] = _PRESENT
+        return True
+
+
+_CACHES = weakref.WeakSet()
+
+
+def memory_cache(
+    kind: CacheKind,
+    facts: str,
+    fields: Sequence[Field],
+    lengths: Sequence[int],
+    grain: int,
+    *,
+    encoded: bool,
+) -> MemoryCache | None:
+    """Return the cache that was asked for; None: there is none.
+
+    Args:
+        kind: "memory", "none", or "auto": where samples are `encoded` and take up to a quarter of the free
+            memory of the host.
+        facts: as for `MemoryCache`, also the others.
+        fields: of a sample.
+        lengths: of the parts.
+        grain: of the source.
+        encoded: whether reading costs more than copying.
+
+    Raises:
+        ConfigurationError: an unknown kind, or there is not so much memory.
+    """
+    if kind not in CACHES:
+        raise ConfigurationError(
+            f"cache={kind!r} is not possible; give one of {', '.join(map(repr, CACHES))}"
+        )
+    if kind == "none" or (kind == "auto" and not encoded):
+        return None
+    needed = sum(field.row_bytes for field in fields) * sum(lengths)
+    free, total = free_memory()
+    if kind == "auto" and needed > free // _UNASKED:
+        return None
+    if needed > free - total // _RESERVE:
+        raise ConfigurationError(
+            f'cache="memory" needs {needed / 2**30:.1f} GiB for the decoded samples, but {free / 2**30:.1f} '
+            'GiB are free on this host; use cache="none", name fewer files or columns, or use more hosts'
+        )
+    return MemoryCache(facts, fields, lengths, grain)
+
+
+def cached_mb() -> float:
+    """Return how much memory the caches that this process uses take on the host."""
+    return sum(one.used_mb for one in list(_CACHES))
+
+
+def free_memory() -> tuple[int, int]:
+    """Return the bytes that are free on this host, for this job, and all that it may use."""
+    free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError, IndexError):
+        told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(told["MemAvailable"].split()[0]) * 1024
+    for limit, used in _limits():
+        if limit < total:
+            free, total = min(free, max(limit - used, 0)), limit
+    return free, total
+
+
+def _limits() -> list[tuple[int, int]]:
+    """Return the limits of memory that the control groups of this process have, and what of them is used."""
+    found: list[tuple[int, int]] = []
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, kinds, path = line.split(":", 2)
+            if number == "0":
+                folder, cached = _GROUPS, "inactive_file"
+                names = ("memory.max", "memory.current")
+            elif "memory" in kinds.split(","):
+                folder, cached = _GROUPS / "memory", "total_inactive_file"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            else:
+                continue
+            for base in (folder / path.lstrip("/"), folder):  # in a container only the latter is there
+                with suppress(OSError, ValueError):  # "max": there is no limit
+                    limit, used = (int((base / name).read_text()) for name in names)
+                    stat = dict(line.split() for line in (base / "memory.stat").read_text().splitlines())
+                    found.append((limit, used - int(stat.get(cached, 0))))  # what it counts of the page cache
+    return found
+
+
+def _aligned(at: int) -> int:
+    return -(-at // _ALIGNED) * _ALIGNED

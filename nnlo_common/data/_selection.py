@@ -1,0 +1,193 @@
+"""Cuts: which samples to use, as an expression of their columns, e.g. ``pt > 20 and abs(eta) < 2.5``.
+
+The expression is parsed, and only what is listed here is done: it cannot run code.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from nnlo_common.data._file_source import FileSource
+
+__all__ = ["Selection"]
+
+_LONGEST, _DEEPEST, _LARGEST = 2000, 50, 1e300
+# Samples looked at together.
+_PIECE = 1 << 16
+_BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.true_divide,
+    ast.Mod: np.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_UNARY: Mapping[type[ast.AST], Callable[[Any], Any]] = {
+    ast.USub: np.negative,
+    ast.UAdd: np.positive,
+    ast.Not: np.logical_not,
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "exp": np.exp,
+    "isfinite": np.isfinite,
+    "log": np.log,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "sqrt": np.sqrt,
+}
+_HOW = "write e.g. 'pt > 20 and abs(eta) < 2.5'"
+
+
+class Selection:
+    """The samples that fulfil an expression.
+
+    Args:
+        text: names of columns, numbers, comparisons, `and`, `or`, `not`, arithmetic, and functions such as
+            abs and sqrt; None: all samples.
+
+    Attributes:
+        columns: the columns that it looks at.
+
+    Raises:
+        ConfigurationError: it has anything else in it.
+
+    Example:
+        >>> Selection("pt > 20 and abs(eta) < 2.5").columns
+        ['eta', 'pt']
+    """
+
+    def __init__(self, text: str | None) -> None:
+        self._text, self.columns = text, list[str]()
+        self._tree: ast.expr | None = None
+        if text is None:
+            return
+        if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
+            self._refuse("it is no expression of columns")
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self._refuse("it is no expression")
+        names: set[str] = set()
+        self._check(self._tree, names, 0)
+        if not names:
+            self._refuse("it names no column")
+        self.columns = sorted(names)
+
+    def __bool__(self) -> bool:
+        return self._tree is not None
+
+    def numbers(self, source: FileSource) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples that fulfil it.
+
+        Args:
+            source: of its columns.
+
+        Raises:
+            ConfigurationError: none does, or a column has more than one number for a sample.
+        """
+        found = []
+        for start in range(0, len(source), _PIECE):
+            stop = min(start + _PIECE, len(source))
+            (arrays,) = source.take(start, stop)
+            for name, array in zip(self.columns, arrays, strict=True):
+                if array.ndim != 1:
+                    self._refuse(f"{name} has samples of shape {array.shape[1:]}, not one number each")
+            values = dict(zip(self.columns, arrays, strict=True))
+            assert self._tree is not None  # the caller asks only then
+            try:
+                with np.errstate(all="ignore"):
+                    fulfilled = np.broadcast_to(np.asarray(self._value(self._tree, values)), stop - start)
+            except (TypeError, ValueError, OverflowError) as error:
+                self._refuse(str(error))
+            found.append(start + np.flatnonzero(fulfilled))
+        numbers = np.concatenate(found).astype(np.int64)
+        if not len(numbers):
+            self._refuse(f"none of {len(source)} samples fulfils it")
+        return numbers
+
+    def _check(self, tree: ast.AST, names: set[str], depth: int) -> None:
+        """Refuse what is not listed, and collect the names of columns."""
+        if depth > _DEEPEST:
+            self._refuse("it is nested too deeply")
+        name = _column(tree)
+        if name is not None:
+            names.add(name)
+            return
+        match tree:
+            case ast.Constant(value=bool() | int() | float() as value) if abs(value) < _LARGEST:
+                parts: list[ast.AST] = []
+            case ast.BoolOp():
+                parts = [*tree.values]
+            case ast.BinOp() if type(tree.op) in _BINARY:
+                parts = [tree.left, tree.right]
+            case ast.UnaryOp() if type(tree.op) in _UNARY:
+                parts = [tree.operand]
+            case ast.Compare() if all(type(one) in _BINARY for one in tree.ops):
+                parts = [tree.left, *tree.comparators]
+            case ast.Call(func=ast.Name(id=called), keywords=[]) if called in _FUNCTIONS:
+                parts = [*tree.args]
+                if len(parts) != (2 if called in ("maximum", "minimum") else 1):
+                    self._refuse(f"{called} has {len(parts)} arguments")
+            case ast.Call(func=ast.Name(id=called)):
+                self._refuse(f"there is no function {called!r}; there are {', '.join(_FUNCTIONS)}")
+            case _:
+                self._refuse(f"{ast.unparse(tree)!r:.60} is not possible in it")
+        for part in parts:
+            self._check(part, names, depth + 1)
+
+    def _value(self, tree: ast.AST, values: Mapping[str, Any]) -> Any:
+        found: Any = values.get(_column(tree) or "")
+        match tree:
+            case ast.Constant():
+                found = tree.value
+            case ast.BoolOp():
+                combine = np.logical_and if isinstance(tree.op, ast.And) else np.logical_or
+                parts = [self._value(one, values) for one in tree.values]
+                found = combine.reduce(np.broadcast_arrays(*parts))
+            case ast.BinOp():
+                found = _BINARY[type(tree.op)](
+                    self._value(tree.left, values), self._value(tree.right, values)
+                )
+            case ast.UnaryOp():
+                found = _UNARY[type(tree.op)](self._value(tree.operand, values))
+            case ast.Compare():
+                sides = [self._value(one, values) for one in (tree.left, *tree.comparators)]
+                compared = [
+                    _BINARY[type(one)](*sides[index : index + 2]) for index, one in enumerate(tree.ops)
+                ]
+                found = np.logical_and.reduce(np.broadcast_arrays(*compared))
+            case ast.Call(func=ast.Name(id=called)):
+                found = _FUNCTIONS[called](*(self._value(one, values) for one in tree.args))
+        return found
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ConfigurationError(f"select={self._text!r:.80}: {why}; {_HOW}")
+
+
+def _column(tree: ast.AST) -> str | None:
+    """Return the name of a column, which may have dots in it."""
+    if isinstance(tree, ast.Name):
+        return tree.id
+    if isinstance(tree, ast.Attribute):
+        before = _column(tree.value)
+        return None if before is None else f"{before}.{tree.attr}"
+    return None

@@ -1,0 +1,188 @@
+"""Parquet and Arrow files, by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data.formats._format import Ragged
+from nnlo_common.data.formats._table import Column, Piece, TableFormat
+
+__all__ = ["Arrow", "Parquet"]
+
+# Limits of what the metadata of a file may take; pyarrow's own are higher.
+_LARGEST_METADATA = 10**8
+_DEEPEST = 8  # fixed-size lists inside each other
+
+
+class Parquet(TableFormat):
+    """Reads columns of Parquet files, a row group at a time."""
+
+    title, suffixes, one = "Parquet", (".parquet", ".pq", ".parq"), "a Parquet file"
+    begins, remote = b"PAR1", True
+    needs = ("pyarrow", "parquet")
+
+    def table(self, path: str) -> _ParquetTable:
+        """Open a file."""
+        return _ParquetTable(path)
+
+
+class Arrow(TableFormat):
+    """Reads columns of Arrow's IPC files, also called Feather, a record batch at a time."""
+
+    title, suffixes, one = "Arrow", (".arrow", ".feather", ".ipc"), "an Arrow file"
+    begins, remote = b"ARROW1", True
+    needs = ("pyarrow", "parquet")
+
+    def table(self, path: str) -> _ArrowTable:
+        """Open a file."""
+        return _ArrowTable(path)
+
+
+class _ParquetTable:
+    """An open Parquet file.
+
+    Args:
+        path: of the file.
+    """
+
+    groups: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, path: str) -> None:
+        import pyarrow.parquet as pq
+
+        limits = {
+            "thrift_string_size_limit": _LARGEST_METADATA,
+            "thrift_container_size_limit": _LARGEST_METADATA // 100,
+        }
+        self._file = pq.ParquetFile(_opened(path), page_checksum_verification=True, **limits)
+        metadata = self._file.metadata
+        rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        if any(count < 0 for count in rows):
+            raise ConfigurationError(f"{path} is damaged: a row group has {min(rows)} rows; make it again")
+        self.starts = [0, *accumulate(rows)]
+        self.columns = {field.name: _column(field.type) for field in self._file.schema_arrow}
+        self.encoded = "Parquet"
+        if metadata.num_row_groups and metadata.num_columns:
+            self.encoded = f"Parquet, {metadata.row_group(0).column(0).compression.lower()}"
+
+    def decode(self, name: str, piece: int) -> Piece:
+        """Return one column of one row group."""
+        found = self._file.read_row_group(piece, columns=[name]).column(0)
+        return _numbers(found.combine_chunks() if found.num_chunks != 1 else found.chunk(0))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close(force=True)
+
+
+class _ArrowTable:
+    """An open Arrow file.
+
+    Args:
+        path: of the file.
+    """
+
+    groups: Mapping[str, Sequence[str]] = {}
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa
+
+        self._source = pa.memory_map(path) if "://" not in path else _opened(path)
+        self._file = pa.ipc.open_file(self._source)
+        rows = [self._batch(index).num_rows for index in range(self._file.num_record_batches)]
+        self.starts = [0, *accumulate(rows)]
+        self.columns = {field.name: _column(field.type) for field in self._file.schema}
+        # An uncompressed batch is where the file is mapped, and takes no memory.
+        before = pa.total_allocated_bytes()
+        first = self._batch(0) if rows else None
+        self.encoded = "Arrow, compressed" if first and pa.total_allocated_bytes() > before else ""
+
+    def decode(self, name: str, piece: int) -> Piece:
+        """Return one column of one record batch."""
+        return _numbers(self._batch(piece).column(name))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def _batch(self, index: int) -> Any:
+        batch = self._file.get_batch(index)
+        batch.validate()  # offsets and sizes lie within what is there
+        return batch
+
+
+def _opened(path: str) -> Any:
+    """Return what pyarrow opens: a path, or a remote file by fsspec."""
+    if "://" not in path:
+        return path
+    try:
+        import fsspec
+
+        return fsspec.open(path).open()
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be opened here ({error}); install what fsspec needs for it, or copy it first by "
+            "stage_to= and copy_command="
+        ) from None
+
+
+def _column(kind: Any) -> Column:
+    """Return what a type of Arrow means here."""
+    import pyarrow as pa
+
+    shape: list[int] = []
+    ragged, kind = False, _stored(kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        ragged, kind = True, _stored(kind.value_type)
+    while pa.types.is_fixed_size_list(kind) and len(shape) < _DEEPEST:
+        shape.append(kind.list_size)
+        kind = _stored(kind.value_type)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return Column(np.dtype(kind.to_pandas_dtype()), tuple(shape), ragged)
+    return Column(refused=f"has the type {kind}")
+
+
+def _stored(kind: Any) -> Any:
+    """Return the type that an extension, such as Awkward's, is stored as."""
+    import pyarrow as pa
+
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _numbers(array: Any) -> Piece:
+    """Return the numbers of a column; missing ones are NaN, where there is NaN."""
+    import pyarrow as pa
+
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _refuse_missing(array)
+        counts = np.diff(array.offsets.to_numpy(zero_copy_only=False).astype(np.int64))
+        content = _numbers(array.flatten())
+        assert not isinstance(content, Ragged)  # inspection has refused lists of lists
+        return Ragged(content, counts)
+    if pa.types.is_fixed_size_list(kind):
+        _refuse_missing(array)
+        content = _numbers(array.flatten())
+        assert not isinstance(content, Ragged)  # inspection has refused it
+        return content.reshape((len(array), kind.list_size, *content.shape[1:]))
+    if not pa.types.is_floating(kind):
+        _refuse_missing(array)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _refuse_missing(array: Any) -> None:
+    if array.null_count:
+        import pyarrow.compute as pc
+
+        first = pc.index(pc.is_null(array), value=True).as_py()
+        raise ConfigurationError(
+            f"{array.null_count} of its values are missing (null), the first of them {first} after the "
+            f"beginning of these rows; fill or drop them (select=), where {array.type} has no NaN"
+        )

@@ -1,0 +1,213 @@
+"""Every format gives the same samples, epochs, shares and leases, and says what is wrong with a file."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnlo_common import ConfigurationError, MissingExtraError
+from nnlo_common.data import Batches, FileSource, LeasedBatches, Leases, portion
+from tests.helpers.format_files import FORMATS, make
+
+for package in ("h5py", "pyarrow", "uproot", "zarr"):
+    pytest.importorskip(package, reason="the environment for MPICH has no readers of files")
+
+
+def columns(start, stop):
+    """Return columns of every kind, in which each sample has its number."""
+    n = np.arange(start, stop)
+    return {
+        "x": np.stack([n, n * 2], 1).astype("f4"),
+        "n": n.astype("i8"),
+        "even": n % 2 == 0,
+        "w": n / 7,
+        "small": (n % 200).astype("u1"),
+        "image": (n[:, None, None] + np.zeros((1, 2, 3))).astype("i4"),
+    }
+
+
+@pytest.fixture(params=FORMATS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def files(kind, tmp_path):
+    """Files of 7, 1 and 12 samples, in pieces of 3."""
+    return [
+        make(kind, tmp_path / name, columns(*ends))
+        for name, ends in zip("abc", [(0, 7), (7, 8), (8, 20)], strict=True)
+    ]
+
+
+def test_any_slice_is_what_was_written(files):
+    wanted = columns(0, 20)
+    options = {"features": ["x", "image", "small"], "labels": "n,even", "weights": "w"}
+    for cache in ("none", "memory"):
+        with closing(FileSource(files, **options, cache=cache)) as source:
+            assert (len(source), list(source.lengths)) == (20, [7, 1, 12])
+            for start in range(20):
+                for stop in range(start + 1, 21):
+                    features, labels, weights = source.take(start, stop)
+                    for found, name in zip(features, options["features"], strict=True):
+                        np.testing.assert_array_equal(found, wanted[name][start:stop])
+                        assert found.dtype == wanted[name].dtype
+                    np.testing.assert_array_equal(labels[:, 0], wanted["n"][start:stop])
+                    np.testing.assert_array_equal(labels[:, 1], wanted["even"][start:stop])
+                    np.testing.assert_array_equal(weights, wanted["w"][start:stop])
+
+
+@pytest.mark.parametrize("workers", range(1, 6))
+def test_over_all_workers_each_sample_comes_once_in_each_epoch(files, workers):
+    orders = []
+    for epoch in range(2):
+        found = []
+        for worker in range(workers):
+            with closing(FileSource(files, features="x", labels="n")) as source:
+                part = portion(20, worker, workers)
+                batches = Batches(source, batch_size=3, shuffle=True, seed=4, block=2, window=2, part=part)
+                for x, n in batches.epoch(epoch):
+                    np.testing.assert_array_equal(x[:, 1], 2 * n)
+                    found += n.tolist()
+                batches.close()
+        orders.append(found)
+        assert sorted(found) == list(range(20))
+    assert orders[0] != orders[1]
+
+
+def test_the_order_of_an_epoch_does_not_depend_on_the_format(files):
+    with closing(FileSource(files, features="n")) as source:
+        batches = Batches(source, batch_size=3, shuffle=True, block=2, window=3)
+        found = [n.tolist() for (n,) in batches.epoch(1)]
+        again = pickle.loads(pickle.dumps(batches))
+        assert [n.tolist() for (n,) in again.epoch(1)] == found
+        again.source.close()
+    with closing(FileSource({"n": Sliced(np.arange(20))}, features="n")) as source:
+        plain = Batches(source, batch_size=3, shuffle=True, block=2, window=3)
+        plain._order = batches._order  # of three files, not of one
+        assert [n.tolist() for (n,) in plain.epoch(1)] == found
+
+
+def test_leases_are_an_epoch(files):
+    with closing(FileSource(files, features="n")) as source:
+        batches = Batches(source, batch_size=2, shuffle=True, block=2, window=2, leased=True)
+        mine = LeasedBatches(batches, Alone(20, [1], unit=batches.window_size))
+        found = []
+        while mine.more(0):
+            (batch,), size = mine.take(0)
+            assert len(batch) == size
+            found += batch.tolist()
+        batches.close()
+    assert sorted(found) == list(range(20)) != found
+
+
+class Alone(Leases):
+    """The ledger of a single worker."""
+
+    def take(self, epoch, unused):
+        return self.ask(1, epoch, unused)
+
+
+class Sliced:
+    """An object with a length, whose slices are arrays."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, some):
+        assert isinstance(some, slice)
+        return self.array[some]
+
+
+def test_cuts_choose_samples_and_what_is_numbered_after_them(files):
+    cut = "n > 3 and not even or n == 0"
+    wanted = [0, *range(5, 20, 2)]
+    with closing(FileSource(files, features="x", labels="n", select=cut)) as source:
+        assert source.take(0, len(source))[1].tolist() == wanted
+        batches = Batches(source, batch_size=2, shuffle=True)
+        assert sorted(chain.from_iterable(n.tolist() for _, n in batches.epoch(0))) == wanted
+        batches.close()
+    with closing(FileSource(files, features="n", select=cut, samples=[1, 3])) as source:
+        assert source.take(0, 2)[0].tolist() == [wanted[1], wanted[3]]
+
+
+def test_names_that_are_missing_are_named_with_those_that_are_there(files):
+    with pytest.raises(ConfigurationError, match=r"has no 'imag'; it has .*Did you mean 'image'\?"):
+        FileSource(files, features="imag")
+    with pytest.raises(ConfigurationError, match=r"'q\*' names no column; the first file has .*'image'"):
+        FileSource(files, features="q*")
+    with pytest.raises(ConfigurationError, match=r"features=None: give the name .* has .*'image'"):
+        FileSource(files)
+
+
+def test_files_that_differ_are_refused(kind, files, tmp_path):
+    other = columns(0, 4) | {"x": np.zeros((4, 3), "f4")}
+    files.append(make(kind, tmp_path / "other", other))
+    with pytest.raises(ConfigurationError, match=r"samples of \(3,\) float32, but .* has \(2,\) float32"):
+        FileSource(files, features="x")
+    FileSource(files, features="n").close()
+
+
+def test_patterns_and_lists_name_files_of_every_format(files, tmp_path):
+    ending = files[0].removeprefix(f"{tmp_path}/a")
+    (tmp_path / "train.list").write_text(f"?{ending}  # all\n")
+    for given in (f"{tmp_path}/?{ending}", tmp_path / "train.list"):
+        with closing(FileSource(given, features="n")) as source:
+            assert source.take(0, 20)[0].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "other"])
+def test_damaged_files_are_refused_by_name(kind, files, damage):
+    if kind == "Zarr":
+        pytest.skip("it is a folder")
+    path = files[2].removesuffix(":events")
+    content = Path(path).read_bytes()
+    content = {"empty": b"", "truncated": content[: len(content) // 2], "other": b"hello " * 100}[damage]
+    Path(path).write_bytes(content)
+    with (
+        pytest.raises(ConfigurationError, match=r"c\.\w+") as caught,
+        closing(FileSource(files, features=["x", "n"])) as source,
+    ):
+        source.take(0, 20)
+    assert len(str(caught.value)) < 600
+
+
+def test_missing_files_folders_and_pipes_are_refused(kind, files, tmp_path):
+    ending = files[0].removesuffix(":events").rpartition("/a")[2]
+    path = tmp_path / f"new{ending}"
+    with pytest.raises(ConfigurationError, match="does not exist on this host"):
+        FileSource(path, features="n")
+    if kind != "Zarr":
+        path.mkdir()
+        with pytest.raises(ConfigurationError, match="is a folder; name its files"):
+            FileSource(path, features="n")
+
+
+def test_files_of_two_formats_are_not_one_data_set(tmp_path):
+    files = [make(kind, tmp_path / "a", columns(0, 3)) for kind in ("npz", "HDF5")]
+    with pytest.raises(ConfigurationError, match=r"is a .* file and .* a .* file; name files of one format"):
+        FileSource(files, features="n")
+
+
+def test_without_its_package_a_format_says_what_to_install(tmp_path, monkeypatch):
+    for kind, package, extra in [("Parquet", "pyarrow", "parquet"), ("TTree", "uproot", "root")]:
+        path = make(kind, tmp_path / "a", columns(0, 3))
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingExtraError, match=rf"{package}.*nnlo\[{extra}\]"):
+            FileSource(path, features="n")
+
+
+def test_a_file_of_an_unknown_name_is_known_by_its_beginning(tmp_path):
+    path = make("Parquet", tmp_path / "a", columns(0, 3))
+    (tmp_path / "data").symlink_to(path)
+    with closing(FileSource(tmp_path / "data", features="n")) as source:
+        assert source.take(0, 3)[0].tolist() == [0, 1, 2]

@@ -1,0 +1,297 @@
+"""The cache in memory gives what the files have, decoded once, in one copy that nothing outlives."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing, suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nnlo_common import ConfigurationError
+from nnlo_common.data import Batches, FileSource
+from nnlo_common.data import _memory_cache as caches
+from nnlo_common.data._host_memory import HostMemory
+
+h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
+
+
+def write(path, start, stop, **options):
+    numbers = np.arange(start, stop)
+    with h5py.File(path, "w") as file:
+        chunks = {"chunks": (min(4, stop - start), 3), "compression": "gzip"} | options
+        file.create_dataset("x", data=np.stack([numbers, numbers * 2, -numbers], 1).astype("f4"), **chunks)
+        file["y"] = numbers
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return [
+        write(tmp_path / "a.h5", 0, 10),
+        write(tmp_path / "b.h5", 10, 11),
+        write(tmp_path / "c.h5", 11, 30),
+    ]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of one chunk, so that a file has several."""
+    monkeypatch.setattr(caches, "_BLOCK_BYTES", 1)
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The samples that are decoded, in order."""
+    seen = []
+    decode = FileSource._decode
+
+    def noted(source, start, stop, out):
+        seen.extend(range(start, stop))
+        decode(source, start, stop, out)
+
+    monkeypatch.setattr(FileSource, "_decode", noted)
+    return seen
+
+
+def numbers_of(source, epoch=0, **options):
+    batches = Batches(source, **({"batch_size": 4, "shuffle": True, "window": 2, "block": 3} | options))
+    found = []
+    for x, y in batches.epoch(epoch):
+        np.testing.assert_array_equal(x, np.stack([y, y * 2, -y], 1))
+        found.append(y.tolist())
+    batches.close()
+    return found
+
+
+def test_each_sample_is_decoded_once_and_each_epoch_is_what_it_is_without(files, small_blocks, decoded):
+    with closing(FileSource(files, features="x", labels="y", cache="none")) as source:
+        expected = [numbers_of(source, epoch) for epoch in range(3)]
+    decoded.clear()
+    with closing(FileSource(files, features="x", labels="y")) as source:  # they are compressed
+        assert [numbers_of(source, epoch) for epoch in range(3)] == expected
+        assert source.take(3, 5)[1].tolist() == [3, 4]
+    assert sorted(decoded) == list(range(30))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_cached_selection_is_what_it_is_without(tmp_path, data):
+    lengths = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=3).filter(sum))
+    ends = np.cumsum([0, *lengths]).tolist()
+    files = [write(tmp_path / f"{i}.h5", *ends[i : i + 2]) for i, length in enumerate(lengths) if length]
+    samples = data.draw(st.none() | st.sets(st.integers(0, ends[-1] - 1), min_size=1).map(sorted))
+    options = {"block": data.draw(st.integers(1, 9)), "window": data.draw(st.integers(1, 4))}
+    options |= {"shuffle": data.draw(st.booleans()), "batch_size": data.draw(st.integers(1, 5))}
+    found = []
+    for cache in ("none", "memory"):
+        with closing(FileSource(files, features="x", labels="y", samples=samples, cache=cache)) as source:
+            found.append([numbers_of(source, epoch, **options) for epoch in range(2)])
+    assert found[0] == found[1]
+    assert sorted(chain.from_iterable(found[1][0])) == (samples or list(range(ends[-1])))
+
+
+def test_what_is_stored_as_it_is_used_is_not_kept_unless_it_is_asked_for(tmp_path, decoded):
+    path = write(tmp_path / "a.h5", 0, 8, compression=None)
+    for cache, times in (("auto", 2), ("memory", 1), ("none", 2)):
+        decoded.clear()
+        with closing(FileSource(path, features="x", labels="y", cache=cache)) as source:
+            numbers_of(source)
+            numbers_of(source)
+        assert len(decoded) == 8 * times
+
+
+def test_sources_of_one_host_share_the_samples(files, decoded):
+    options = {"features": "x", "labels": "y", "cache": "memory"}
+    with closing(FileSource(files, **options)) as one, closing(FileSource(files, **options)) as other:
+        numbers_of(one)
+        decoded.clear()
+        numbers_of(other)
+        copy = pickle.loads(pickle.dumps(other))
+        numbers_of(copy)
+        assert not decoded
+        copy.close()
+        assert caches.cached_mb() == pytest.approx(2 * 30 * (12 + 8) / 1e6)
+    with closing(FileSource(files, **options)) as later:  # nobody has kept them
+        numbers_of(later)
+        assert len(decoded) == 30
+    assert caches.cached_mb() == 0
+
+
+@pytest.mark.parametrize("change", ["time", "columns", "finite"])
+def test_what_is_not_the_same_is_not_shared(files, decoded, change):
+    options = {"features": "x", "labels": "y", "cache": "memory"}
+    with closing(FileSource(files, **options)) as one:
+        one.take(0, 30)
+        decoded.clear()
+        if change == "time":
+            os.utime(files[1], (0, 0))
+        options |= {"columns": {"labels": None}, "finite": {"check_finite": True}, "time": {}}[change]
+        with closing(FileSource(files, **options)) as other:
+            other.take(0, 30)
+    assert len(decoded) == 30
+
+
+def test_a_batch_is_not_the_memory_itself(files):
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        for shuffle in (True, False):
+            for x, _ in Batches(source, batch_size=5, shuffle=shuffle).epoch(0):
+                x[:] = 7
+        x, _ = source.take(0, 30)
+        x[:] = 7
+        numbers_of(source)
+
+
+CHILD = """
+import sys, time
+from nnlo_common.data import FileSource
+source = FileSource(sys.argv[1:], features="x", labels="y", cache="memory")
+source.take(0, 30)
+source._open.close()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_after_the_death_of_its_maker_others_have_it_and_after_theirs_nobody(files, decoded):
+    child = subprocess.Popen([sys.executable, "-c", CHILD, *files], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        source = FileSource(files, features="x", labels="y", cache="memory")
+        source.take(0, 30)
+        assert not decoded
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    assert numbers_of(source) == numbers_of(source)
+    assert not decoded
+    source.close()
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as later:
+        later.take(0, 30)
+    assert len(decoded) == 30
+
+
+def test_a_block_whose_decoder_failed_is_decoded_again(files, small_blocks, monkeypatch):
+    decode = FileSource._decode
+
+    def failing(source, start, stop, out):
+        decode(source, start, stop, out)
+        raise OSError("planted")
+
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        monkeypatch.setattr(FileSource, "_decode", failing)
+        with pytest.raises(OSError, match="planted"):
+            source.take(0, 3)
+        monkeypatch.undo()
+        numbers_of(source)
+
+
+def test_where_memory_is_short_the_rest_is_decoded_each_time(files, small_blocks, decoded, monkeypatch):
+    free = iter([10**9] * 2 + [0] * 1000)
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        monkeypatch.setattr(caches, "free_memory", lambda: (next(free), 10**9))
+        first = numbers_of(source)
+        decoded.clear()
+        assert numbers_of(source) == first
+    assert 30 > len(set(decoded)) > 20
+
+
+def test_what_does_not_fit_is_refused_if_it_was_asked_for(files, monkeypatch):
+    monkeypatch.setattr(caches, "free_memory", lambda: (100, 1000))
+    with pytest.raises(ConfigurationError, match=r"cache=\"memory\" needs 0.0 GiB .* name fewer files"):
+        FileSource(files, features="x", cache="memory")
+    FileSource(files, features="x").close()
+    with pytest.raises(ConfigurationError, match="cache='ram' is not possible; give one of 'auto', 'memory'"):
+        FileSource(files, features="x", cache="ram")
+
+
+def test_only_the_share_that_is_read_takes_memory(files, small_blocks):
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        source.take(11, 15)
+        assert caches.cached_mb() == pytest.approx(4 * 20 / 1e6)
+
+
+def test_a_lock_is_held_by_one_at_a_time():
+    one, other = HostMemory("test-locks", 100), HostMemory("test-locks", 100)
+    assert one.shared == other.shared
+    entered = threading.Event()
+
+    def enter():
+        with other.holding(3):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with one.holding(3):
+        thread.start()
+        with one_more(other, 4):
+            assert not entered.wait(0.05) or not one.shared
+    thread.join()
+    assert entered.is_set()
+    one.close()
+    other.close()
+
+
+def one_more(memory, place):
+    """Hold another lock of a memory, from another descriptor of it."""
+    third = HostMemory("test-locks", 100)
+    del memory
+    return third.holding(place)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="it needs Linux")
+def test_memory_of_another_size_or_that_can_be_shortened_is_not_taken():
+    planted = os.memfd_create("test-planted-64")  # no seals
+    os.ftruncate(planted, 64)
+    memory = HostMemory("test-planted", 64)
+    memory.memory[:1] = b"x"
+    assert os.pread(planted, 1, 0) == b"\0"
+    memory.close()
+    os.close(planted)
+
+
+def test_without_shared_memory_each_process_has_its_own(files, decoded, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        assert numbers_of(source) == numbers_of(source)
+    assert len(decoded) == 30
+
+
+def _forked(source, queue):
+    queue.put(source.take(0, 30)[1].sum())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process_has_the_same_samples(files, method):
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        source.take(0, 10)
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        process = context.Process(target=_forked, args=[source, queue])
+        process.start()
+        assert queue.get() == sum(range(30))
+        process.join()
+        assert source.take(10, 30)[1].sum() == sum(range(10, 30))
+
+
+def test_control_groups_limit_what_is_free(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 200\n")
+    monkeypatch.setattr(caches, "_GROUPS", tmp_path)
+    with suppress(OSError):
+        if Path("/proc/self/cgroup").read_text().startswith("0:"):
+            assert caches.free_memory() == (500, 1000)

@@ -1,0 +1,143 @@
+"""Mean and spread of features: those of NumPy, the same for any division, without what fills up rows."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnlo_common import ConfigurationError
+from nnlo_common.data import FileSource, Standard
+from nnlo_common.data._standard import Moments, as_lists, from_lists
+from nnlo_common.data.formats._format import Ragged
+from nnlo_common.data.formats._ragged import fill_padded
+
+
+def scaled(array):
+    return (array - array.mean(0)) / np.where(array.std(0) > 0, array.std(0), 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_division_has_the_moments_of_the_whole(data):
+    size, columns = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 3))
+    array = np.random.default_rng(data.draw(st.integers(0, 99))).normal(3, 5, (size, columns))
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=4)))
+    parts = [
+        from_lists(as_lists([Moments.of(array[start:stop])] if start < stop else []))
+        for start, stop in zip([0, *cuts], [*cuts, size], strict=True)
+    ]
+    standard = Standard.measured(parts)
+    np.testing.assert_allclose(standard.applied(array), scaled(array), atol=1e-5)
+
+
+def test_columns_that_are_constant_stay_finite_and_numbers_that_are_not_do_not_count():
+    array = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]])
+    found = Standard([Moments.of(array)]).applied(array)
+    np.testing.assert_array_equal(found, np.array([[-1, 0], [1, 0], [np.nan, 0]], "f4"))
+
+
+def test_a_source_measures_what_its_batches_have_and_labels_stay():
+    columns = {"a": np.arange(8.0), "b": np.arange(8) ** 2, "y": np.arange(8)}
+    options = {"features": ["a,b", "b"], "labels": "y"}
+    with closing(FileSource(columns, **options)) as source:
+        standard = Standard.measured([source.moments(0, 5), source.moments(5, 8), source.moments(8, 8)])
+    with closing(FileSource(columns, **options, standardize=standard)) as source:
+        (both, second), labels = source.take(0, 8)
+    np.testing.assert_allclose(both, scaled(np.stack([columns["a"], columns["b"]], 1)), atol=1e-6)
+    np.testing.assert_allclose(second, scaled(columns["b"]), atol=1e-6)
+    assert labels.tolist() == list(range(8))
+
+
+def test_it_comes_after_the_adaptor():
+    columns = {"a": np.arange(8.0)}
+    options = {"features": "a", "adapt_features": lambda a: {"x": a[:, None] * 10, "flag": a > 3}}
+    with closing(FileSource(columns, **options)) as source:
+        standard = Standard.measured([source.moments(0, 8)])
+    with closing(FileSource(columns, **options, standardize=standard)) as source:
+        (found,) = source.take(0, 8)
+    np.testing.assert_allclose(found["x"][:, 0], scaled(columns["a"]), atol=1e-6)
+    assert found["flag"].tolist() == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_what_fills_up_rows_does_not_count_and_stays_zero(tmp_path, mask):
+    ak, pq = pytest.importorskip("awkward"), pytest.importorskip("pyarrow.parquet")
+    rows = [[1.0, 2.0, 9.0], [], [3.0], [4.0, 8.0]]
+    table = ak.to_arrow_table(
+        ak.zip({"p": rows, "q": [[2 * one for one in row] for row in rows]}, depth_limit=1)
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    options = {"features": "p,q", "pad": 2, "mask": mask}
+    with closing(FileSource(tmp_path / "a.parquet", **options)) as source:
+        standard = Standard.measured([source.moments(0, 2), source.moments(2, 4)])
+    with closing(FileSource(tmp_path / "a.parquet", **options, standardize=standard)) as source:
+        (found,) = source.take(0, 4)
+    if mask:
+        found, there = found
+        assert there.tolist() == [[True, True], [False, False], [True, False], [True, True]]
+    kept = np.array([1.0, 2.0, 3.0, 4.0, 8.0])
+    wanted = np.zeros((4, 2))
+    wanted[[0, 0, 2, 3, 3], [0, 1, 0, 0, 1]] = scaled(kept)
+    np.testing.assert_allclose(found, np.stack([wanted] * 2, -1), atol=1e-6)
+
+
+def test_it_is_kept_in_a_file(tmp_path):
+    standard = Standard([Moments.of(np.array([[1.0, 2.0], [2.0, 7.0]])), None])
+    (tmp_path / "standard.json").write_text(
+        f'{{"features": {standard.state()}}}'.replace("'", '"').replace("None", "null")
+    )
+    again = Standard.load(tmp_path / "standard.json")
+    x = np.array([[1.0, 3.0]])
+    for found, wanted in zip(again.applied((x, x)), standard.applied((x, x)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"features": 3}',
+        '{"features": [3]}',
+        '{"features": [{"mean": [1], "spread": [1, 2], "count": [1]}]}',
+        '{"features": [{"mean": ["x"], "spread": [1], "count": [1]}]}',
+        '{"features": [{"mean": [1e999], "spread": [1], "count": [1]}]}',
+        '{"features": [{"mean": [], "spread": [], "count": []}]}',
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "standard.json").write_text(text)
+    with pytest.raises(ConfigurationError, match="has no mean and spread of features"):
+        FileSource({"a": np.arange(3)}, features="a", standardize=tmp_path / "standard.json")
+
+
+def test_other_columns_than_those_of_the_training_are_refused():
+    standard = Standard([Moments.of(np.ones((3, 2)))])
+    with pytest.raises(ConfigurationError, match="taken of 2 columns, but the batch has 3"):
+        standard.applied(np.ones((4, 3)))
+    with pytest.raises(ConfigurationError, match="taken of 1 inputs, but the batch has 2"):
+        standard.applied((np.ones((4, 2)), np.ones((4, 2))))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 99), max_size=6), max_size=6), st.integers(1, 5))
+def test_rows_are_brought_to_one_length(rows, pad):
+    wanted = np.array([(row + [0] * pad)[:pad] for row in rows]).reshape(len(rows), pad)
+    content, counts = (
+        np.array([one for row in rows for one in row], int),
+        np.array([len(row) for row in rows], int),
+    )
+    out = np.empty((len(rows), pad), int)
+    fill_padded(Ragged(content, counts), pad, out)
+    np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("counts", [[-1, 2], [5, 5], [1], [1, 1, 1]])
+def test_counts_that_do_not_fit_are_refused(counts):
+    with pytest.raises(ConfigurationError, match="do not fit 2 rows of 3 entries"):
+        fill_padded(Ragged(np.arange(3), np.array(counts)), 4, np.empty((2, 4)))

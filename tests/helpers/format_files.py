@@ -1,0 +1,123 @@
+"""The same samples in files of every format, for tests that run over all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["FORMATS", "make"]
+
+
+def make(kind: str, path: Path, columns: dict[str, np.ndarray], piece: int = 3) -> str:
+    """Write columns in a format, in pieces of so many rows if it has any; return what names the file."""
+    return FORMATS[kind](path, columns, piece)
+
+
+def _hdf5(path, columns, piece, **options):
+    import h5py
+
+    with h5py.File(f"{path}.h5", "w") as file:
+        for name, values in columns.items():
+            chunks = (min(piece, max(len(values), 1)), *values.shape[1:]) if options else None
+            file.create_dataset(name, data=values, chunks=chunks, **options)
+    return f"{path}.h5"
+
+
+def _gzip(path, columns, piece):
+    return _hdf5(path, columns, piece, compression="gzip")
+
+
+def _arrow_table(columns):
+    import pyarrow as pa
+
+    arrays = {}
+    for name, values in columns.items():
+        one = pa.array(values.reshape(-1))
+        for size in values.shape[:0:-1]:
+            one = pa.FixedSizeListArray.from_arrays(one, size)
+        arrays[name] = one
+    return pa.table(arrays)
+
+
+def _parquet(path, columns, piece):
+    import pyarrow.parquet as pq
+
+    pq.write_table(_arrow_table(columns), f"{path}.parquet", row_group_size=piece)
+    return f"{path}.parquet"
+
+
+def _arrow(path, columns, piece):
+    import pyarrow.feather as feather
+
+    feather.write_feather(_arrow_table(columns), f"{path}.arrow", compression="lz4", chunksize=piece)
+    return f"{path}.arrow"
+
+
+def _root(path, columns, piece):
+    import uproot
+
+    with uproot.recreate(f"{path}.root") as file:
+        tree = file.mktree("events", {name: (one.dtype, one.shape[1:]) for name, one in columns.items()})
+        length = len(next(iter(columns.values())))
+        for start in range(0, length, piece):
+            tree.extend({name: one[start : start + piece] for name, one in columns.items()})
+    return f"{path}.root:events"
+
+
+def _rntuple(path, columns, piece):
+    import awkward as ak
+    import uproot
+
+    with uproot.recreate(f"{path}.root") as file:
+        arrays = {name: ak.from_numpy(one, regulararray=True) for name, one in columns.items()}
+        tuples = file.mkrntuple("events", {name: one[:piece] for name, one in arrays.items()})
+        for start in range(piece, len(next(iter(columns.values()))), piece):
+            tuples.extend({name: one[start : start + piece] for name, one in arrays.items()})
+    return f"{path}.root"
+
+
+def _zarr(path, columns, piece):
+    import zarr
+
+    store = zarr.open_group(f"{path}.zarr", mode="w")
+    for name, values in columns.items():
+        array = store.create_array(
+            name, shape=values.shape, dtype=values.dtype, chunks=(piece, *values.shape[1:])
+        )
+        array[...] = values
+    return f"{path}.zarr"
+
+
+def _npz(path, columns, piece):
+    np.savez(f"{path}.npz", **columns)
+    return f"{path}.npz"
+
+
+def _packed_npz(path, columns, piece):
+    np.savez_compressed(f"{path}.npz", **columns)
+    return f"{path}.npz"
+
+
+def _npy(path, columns, piece):
+    kinds = [(name, one.dtype, one.shape[1:]) for name, one in columns.items()]
+    rows = np.zeros(len(next(iter(columns.values()))), kinds)
+    for name, one in columns.items():
+        rows[name] = one
+    np.save(f"{path}.npy", rows)
+    return f"{path}.npy"
+
+
+#: Writers of files, by the name of what they write.
+FORMATS = {
+    "HDF5": _hdf5,
+    "HDF5, gzip": _gzip,
+    "Parquet": _parquet,
+    "Arrow": _arrow,
+    "TTree": _root,
+    "RNTuple": _rntuple,
+    "Zarr": _zarr,
+    "npz": _npz,
+    "compressed npz": _packed_npz,
+    "npy": _npy,
+}

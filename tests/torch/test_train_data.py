@@ -1,0 +1,170 @@
+"""`nnlo train` with PyTorch on ROOT files: weights, cuts, padding and standardised features."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+pytest.importorskip("uproot", reason="the environment for MPICH has no readers of files")
+import awkward as ak
+import h5py
+import torch
+import uproot
+
+from tests.helpers.train_command import refused, started, told, train
+
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.slow]
+
+DATA = ("--train", "[ab].root:events", "--val", "val.root:events")
+NET = ["--model", "net.py", "--loss", "cross_entropy", "--metrics", "accuracy"]
+WORDS = ["--features-name", "pt,eta", "--labels-name", "label"]
+MODEL = """
+import torch
+
+def get_model():
+    return torch.nn.Linear(2, 2)
+
+def two(output, labels):
+    return (output - labels).square().mean()
+
+def three(output, labels, weights):
+    each = torch.nn.functional.cross_entropy(output, labels, reduction="none")
+    return (each * weights).sum() / len(weights)
+
+
+"""
+OF_SETS = """
+import torch
+
+class Sets(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(2, 2)
+
+    def forward(self, x, mask):
+        assert (x[~mask] == 0).all()
+        return self.out((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+get_model = Sets
+"""
+
+
+@pytest.fixture(autouse=True)
+def columns(tmp_path, monkeypatch):
+    """Return the columns of two files to train on, and of one to validate with."""
+    monkeypatch.chdir(tmp_path)
+    draw, found = np.random.default_rng(0), {}
+    for name, size in [("a", 60), ("b", 40), ("val", 50)]:
+        label = draw.integers(0, 2, size)
+        counts = draw.integers(0, 5, size)
+        one = {
+            "pt": draw.gamma(2, 30, size) + 30 * label,
+            "eta": draw.normal(0, 1 + label, size),
+            "label": label,
+            "w": draw.random(size) * 3,
+        }
+        hits = ak.unflatten(draw.normal(0, 1, counts.sum()), counts)
+        with uproot.recreate(f"{name}.root") as file:
+            kinds = {key: values.dtype for key, values in one.items()}
+            tree = file.mktree("events", {**kinds, "hit_x": "var * float64", "hit_y": "var * float64"})
+            tree.extend({**one, "hit_x": hits, "hit_y": hits * 2})
+        found[name] = one
+    Path("net.py").write_text(MODEL)
+    Path("sets.py").write_text(OF_SETS)
+    return found
+
+
+def outputs(run, x):
+    weights = torch.load(f"{run}/weights.pt", weights_only=True)
+    return x.astype("f4") @ weights["weight"].numpy().T + weights["bias"].numpy()
+
+
+def losses(found, labels):
+    shifted = found - found.max(1, keepdims=True)
+    return np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "three"])
+def test_weights_count_in_loss_and_metrics(columns, loss):
+    words = ["--weights-name", "w", "--select", "pt > 40", "--standardize", "--learning-rate", "1e-30"]
+    net = [*NET[:3], loss, *NET[4:]]
+    assert train(*net, *WORDS, *words, "--run", "r", data=DATA) == 0
+    training = {key: np.concatenate([columns[name][key] for name in "ab"]) for key in columns["a"]}
+    kept = training["pt"] > 40
+    x = np.stack([training["pt"], training["eta"]], 1)[kept]
+    (standard,) = json.loads(Path("r/standard.json").read_text())["features"]
+    np.testing.assert_allclose(standard["mean"], x.mean(0))
+    np.testing.assert_allclose(standard["spread"], x.std(0))
+    history = told("r")["center"]
+    for prefix, some in (("", training), ("val_", columns["val"])):
+        used = some["pt"] > 40
+        x_of = (np.stack([some["pt"], some["eta"]], 1)[used] - x.mean(0)) / x.std(0)
+        labels, weights = some["label"][used], some["w"][used]
+        found = outputs("r", x_of)
+        assert history[f"{prefix}loss"][0] == pytest.approx(
+            (losses(found, labels) * weights).mean(), rel=1e-4
+        )
+        right = found.argmax(1) == labels
+        assert history[f"{prefix}accuracy"][0] == pytest.approx(
+            (right * weights).sum() / weights.sum(), rel=1e-4
+        )
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_one_step_goes_along_the_gradient_of_the_weighted_loss(columns):
+    words = ["--weights-name", "w", "--learning-rate", "0.5", "--batch", "100", "--no-shuffle"]
+    assert train(*NET, *WORDS, *words, "--seed", "3", "--run", "r", data=("--train", "[ab].root")) == 0
+    assert (
+        train(*NET, *WORDS, *words, "--seed", "3", "--run", "r0", "--learning-rate", "1e-30", data=DATA) == 0
+    )
+    some = {key: np.concatenate([columns[name][key] for name in "ab"]) for key in columns["a"]}
+    x = np.stack([some["pt"], some["eta"]], 1).astype("f4")
+    begin = torch.load("r0/weights.pt", weights_only=True)["bias"].numpy()
+    scores = np.exp(outputs("r0", x) - outputs("r0", x).max(1, keepdims=True))
+    slopes = (scores / scores.sum(1, keepdims=True) - np.eye(2)[some["label"]]) * some["w"][:, None]
+    found = torch.load("r/weights.pt", weights_only=True)["bias"].numpy()
+    np.testing.assert_allclose(found, begin - 0.5 * slopes.mean(0), rtol=1e-3, atol=1e-4)
+
+
+def test_rows_of_unequal_length_come_with_a_mask():
+    words = ["--model", "sets.py", "--loss", "cross_entropy", "--labels-name", "label", "--epochs", "2"]
+    words += ["--features-name", "hit_x,hit_y", "--pad", "3", "--mask", "--standardize", "--run", "r"]
+    assert train(*words, data=DATA) == 0
+    assert len(told("r")["center"]["val_loss"]) == 2
+
+
+@pytest.mark.mpi
+def test_three_ranks_train_on_root_files_as_one_process_does():
+    words = [*NET, *WORDS, *DATA, "--standardize", "--weights-name", "w", "--batch", "25", "--epochs", "2"]
+    done = started(*words, "--servers", "0", "--cache", "memory", "--run", "three", framework="torch")
+    assert done.returncode == 0, done.stderr
+    assert train(*words[:-4], "--batch", "75", "--epochs", "2", "--run", "one", data=()) == 0
+    assert Path("three/standard.json").read_bytes() == Path("one/standard.json").read_bytes()
+    assert told("three")["center"]["val_loss"] == pytest.approx(told("one")["center"]["val_loss"], abs=0.05)
+
+
+REFUSED = {
+    "--mask": "--mask needs --pad",
+    "--weights-name w --loss two": "takes no weights; give it a third argument",
+    "--select pt>": "select='pt>': it is no expression",
+    "--select pt>1e9": "none of 100 samples fulfils it",
+    "--select __import__('os')": "there is no function '__import__'",
+    "--features-name hit_x": "rows of unequal length; pass pad=N (--pad N)",
+    "--features-name pt,hits": "has no 'hits'; it has 'pt'",
+    "--train a.root:tree": "has no tree 'tree'; it has 'events'",
+    "--train a.root val.h5": "name files of one format",
+}
+
+
+@pytest.mark.parametrize(("words", "problem"), REFUSED.items())
+def test_what_cannot_be_is_refused_in_a_sentence(capsys, monkeypatch, words, problem):
+    with h5py.File("val.h5", "w") as file:
+        file["pt"] = np.arange(3)
+    data = () if "--train" in words else DATA[:2]
+    monkeypatch.setattr("tests.helpers.train_command.train", lambda *given: train(*given, data=data))
+    said = refused(capsys, *NET, *WORDS, *words.split())
+    assert problem in said, said
