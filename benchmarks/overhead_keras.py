@@ -124,7 +124,8 @@ def _data(steps: int) -> tuple[Any, Any]:
 
 def _measure(case: Case, chosen: argparse.Namespace, *, works: bool) -> int:
     """Print the row of one case; return 1 if it misses its claim."""
-    trained = _model(case.size, nk.Downpour(_makes(chosen.optimizer), every=case.every, lag=case.lag))
+    inner = _makes(chosen.optimizer)
+    trained = _model(case.size, nk.Downpour(inner, every=case.every, lag=case.lag, wire=chosen.wire))
     distribute = nk.Distribute()
     # The first epoch warms up; the last one measures the parts.
     epochs = chosen.rounds + 2

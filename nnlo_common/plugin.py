@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._found import ALGORITHMS
+from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _random_states as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
@@ -153,6 +154,7 @@ __all__ = [
     "Files",
     "FileSource",
     "Group",
+    "GradientSum",
     "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
-from nnlo_common.plugin import PRESENT, laid_out, vectors_in_turn
+from nnlo_common.plugin import PRESENT, Vector, laid_out, vectors_in_turn
 from nnlo_torch._compat import copy_all
 
 __all__ = ["FlatModel", "Storage", "layout_of", "named_parameters"]
@@ -67,6 +67,8 @@ class FlatModel:
         storages: the storage of each parameter.
         marks: for each parameter, the position in the vector that marks whether it has a gradient.
         published: how often the vector was put into the parameters.
+        blocks: the neighbouring parameters on another device, with their gradients there.
+        fetches: whether `collect` copies the gradients of blocks to the host.
         chosen: indices of the parameters whose gradients `collect` takes; the others count as without one.
 
     Args:
@@ -104,14 +106,16 @@ class FlatModel:
         self._all_views = [self.gradient_views, *map(_views, self.gradients[1:])]
         self.marks = layout.marks()
         self._wanted = gradients and catches
-        self._blocks = _blocks(self, gradients=gradients)
+        self.blocks = _blocks(self, gradients=gradients)
+        self.fetches = True
+        self._make = make
         # Target of each gradient after a backward pass.
         self._places = list(self.gradient_views)
-        for block in self._blocks:
+        for block in self.blocks:
             self._places[block.first : block.first + len(block.gradients)] = block.gradients
         self._copied = [index for index, storage in enumerate(self.storages) if storage is Storage.COPY]
         # If so, `absorb` and `publish` have nothing to copy.
-        self._all_are_views = not self._copied and not self._blocks
+        self._all_are_views = not self._copied and not self.blocks
         self._attach()
 
     def collect(self, part: range | None = None) -> None:
@@ -137,9 +141,18 @@ class FlatModel:
                 made.append(gradient.detach() if gradient.requires_grad else gradient)
         if places:
             copy_all(places, made)
-        for block in self._blocks:
+        for block in self.blocks if self.fetches else ():
             block.fetch(self.place_of(part))
         self.gradient.vector[self.marks[part.start : part.stop]] = present
+
+    @property
+    def all_are_blocks(self) -> bool:
+        """Whether all parameters lie on another device, with their gradients in blocks there."""
+        return {*self.storages} == {Storage.BLOCK}
+
+    def like_gradient(self) -> Vector:
+        """Return another vector on the host of the gradient's size, of the same kind of memory."""
+        return self._make().vector
 
     def place_of(self, part: range) -> slice:
         """Return the place of neighbouring parameters in the vector, with their marks."""
@@ -149,7 +162,7 @@ class FlatModel:
         """Give each parameter its gradient in the vector, unless the vector marks that there is none."""
         present = self.gradient.vector[self.marks] > 0
         with torch.no_grad():
-            for block in self._blocks:
+            for block in self.blocks:
                 block.gradient.copy_(block.host_gradient)
             for index, tensor in enumerate(self.tensors):
                 gradient, place = tensor.grad, self._places[index]
@@ -195,7 +208,7 @@ class FlatModel:
         with torch.no_grad():
             for index in self._copied:
                 self.views[index].copy_(self.tensors[index])
-            for block in self._blocks:
+            for block in self.blocks:
                 block.host.copy_(block.device)
 
     def publish(self) -> None:
@@ -206,7 +219,7 @@ class FlatModel:
         with torch.no_grad():
             for index in self._copied:
                 self.tensors[index].copy_(self.views[index])
-            for block in self._blocks:
+            for block in self.blocks:
                 block.device.copy_(block.host)
 
     def absorb_changes(self) -> None:
@@ -222,11 +235,11 @@ class FlatModel:
                 changed = (tensor != view.to(tensor.device, tensor.dtype)).to(view.device)
                 if changed.any():
                     view.copy_(torch.where(changed, tensor.to(view.device, view.dtype), view))
-            for block in self._blocks:
+            for block in self.blocks:
                 block.host.copy_(block.device)
 
     def _attach(self) -> None:
-        for block in self._blocks:
+        for block in self.blocks:
             for offset, view in enumerate(block.views):
                 view.copy_(self.tensors[block.first + offset].detach())
                 self.tensors[block.first + offset].data = view

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from nnlo_common.plugin import GroupRank, RankWorld, Session
 from nnlo_torch._batch_statistics import FlatBuffers
 from nnlo_torch._center import TorchCenterOptimizer
+from nnlo_torch._device_sums import DeviceSum
 from nnlo_torch._flat_model import FlatModel, named_parameters
 from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._group_options import GroupOptions
@@ -77,6 +79,8 @@ def join_team(
         all_reduce=joint.all_reduce,
         stall_timeout_s=joint.stall_timeout_s,
     )
+    if len(members) == 1 and flat_model.all_are_blocks and not team.serves:
+        team.sum_by(partial(DeviceSum, flat_model))
     if team.member.group is not None:
         joint.group_gradients = _group_gradients(joint, team.member.group, flat_model)
     if team.member.threads is not None:

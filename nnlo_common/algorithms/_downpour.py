@@ -80,6 +80,15 @@ class DownpourWorker(WorkerRule):
         """Restart the count of pushes and fetches."""
         self.began = self.clock
 
+    @property
+    def sums(self) -> bool:
+        """Whether a push holds several gradients."""
+        return self.n_push > 1 and not self.given_sums
+
+    def sum_by(self, gradients: GradientSum) -> None:
+        """Add up gradients by this sum."""
+        self.sum = gradients
+
 
 class DownpourCenter(CenterRule):
     """c <- Optimizer(c, a), for each a on arrival."""

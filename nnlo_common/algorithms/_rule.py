@@ -221,6 +221,15 @@ class WorkerRule(Stateful, ABC):
     def begin_epoch(self) -> None:
         """Restart the count of steps between requests, if the rule counts them per epoch."""
 
+    @property
+    def sums(self) -> bool:
+        """Whether the rule adds up raw gradients between requests, and nothing else; then see `sum_by`."""
+        return False
+
+    def sum_by(self, gradients: GradientSum) -> None:
+        """Add up gradients by this sum in place of the rule's own."""
+        raise NotImplementedError(f"{type(self).__name__} adds up no gradients")
+
 
 class CenterRule(Stateful, ABC):
     """The centre's half of an algorithm, for one piece of the parameter vector.

@@ -355,15 +355,13 @@ class _Stream(Stateful):
             return way.pack(self.residual, body, self.sent)
         for block in blocks(slice(0, self._size), _BLOCK):
             y, spare = (one[: block.stop - block.start] for one in (self._y, self._spare))
+            new = value[block]
             if self.reference.size:
-                np.subtract(value[block], self.reference[block], out=y)
-            else:
-                np.copyto(y, value[block])
+                new = np.subtract(new, self.reference[block], out=y)
             if self.residual.size:
-                np.add(y, self.residual[block], out=y)
+                y = self.residual[block]
+                np.add(y, new, out=y)
             way.pack(y, body, block, self._size, spare)
-            if self.residual.size:
-                np.copyto(self.residual[block], y)
             if self._follows:  # by the same code as the receiver, so that both have the same bits
                 way.add(body, block, self.reference, spare)
         return way.most(self._size)

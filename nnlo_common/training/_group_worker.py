@@ -165,6 +165,7 @@ class GroupTrainer:
     """
 
     due = False
+    moves = True
     gathered = 0
     told_rate = 0.0
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
@@ -272,13 +273,24 @@ class Session:
         worker.count_samples(self._samples)
         if local_step is None and self._move is not None:
             local_step = self._local_step
+        moves = worker.moves or local_step is not None
         worker.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
         # Switch vectors only after a contribution: a gathered gradient is added to in place.
         if len(self.model.gradients) > 1 and not worker.gathered and self.model.turn():
             worker.use_gradient(self.model.gradient)
-        self._show()
+        if moves:
+            self._show()
+
+    def sum_by(self, make: Callable[[], GradientSum]) -> None:
+        """Add up this worker's gradients elsewhere, unless anything but their sum is needed.
+
+        Args:
+            make: makes the sum; its `add` is given the model's gradient vector, which need not hold any.
+        """
+        if isinstance(self._worker, WorkerRank) and self._move is None and self.member.group is None:
+            self._worker.sum_by(make)
 
     @property
     def due(self) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
@@ -84,6 +85,17 @@ class WorkerRank:
     def due(self) -> bool:
         """Whether the next step must be made; otherwise it may be passed."""
         return self._worker.due
+
+    @property
+    def moves(self) -> bool:
+        """Whether the next step moves the parameters, by an exchange or by an optimizer of the algorithm."""
+        return self._worker.due or self._worker.local is not None
+
+    def sum_by(self, make: Callable[[], GradientSum]) -> None:
+        """Add up gradients by this sum in place of the algorithm's own, if nothing else needs each one."""
+        first, *others = self._worker.shard_clients
+        if first.rule.sums and not others and self._worker.local is None:
+            first.rule.sum_by(make())
 
     def due_within(self, steps: int) -> bool:
         """Whether one of the next steps exchanges."""

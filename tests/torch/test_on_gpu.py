@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import PRESENT, GradientSum
 from nnlo_common.testing import MemoryCluster
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _flat_model  # noqa: E402
+from nnlo_torch._device_sums import DeviceSum  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.devices import DEVICES, device_of, on_gpu  # noqa: E402
 from tests.helpers.jobs import environment, mpiexec  # noqa: E402
@@ -91,17 +96,55 @@ def test_every_wrapper_has_the_trajectory_of_the_cpu(name, options, device):
 
 def device_of_cpu(patch):
     """The CPU, whose parameters are the flat vector's memory, whatever another fixture has set."""
-    from nnlo_torch import _flat_model
-
     patch.setattr(_flat_model, "_storage", _ordinary)
     return "cpu"
 
 
 def _ordinary(tensor):
-    from nnlo_torch._flat_model import Storage
-
     plain = tensor.dtype is torch.float32 and tensor.is_contiguous()
-    return Storage.VIEW if plain else Storage.COPY
+    return _flat_model.Storage.VIEW if plain else _flat_model.Storage.COPY
+
+
+@pytest.mark.parametrize(
+    "options", [{"every": 3}, {"n_push": 2, "n_fetch": 1}, {"every": 4, "lag": 1}], ids=str
+)
+def test_between_exchanges_no_gradient_comes_to_the_host(options, device, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(_flat_model._Block, "fetch", lambda *one: fetched.append(one))
+    with pytest.MonkeyPatch.context() as plain:
+        expected = trained("Downpour", options, device_of_cpu(plain))
+    for one, other in zip(trained("Downpour", options, device), expected, strict=True):
+        near(one, other, device)
+    assert not fetched
+
+
+def test_a_sum_on_the_device_is_saved_like_that_on_the_host(device):
+    def made():
+        model = cases.model_of().to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, _flat_model.FlatModel(_flat_model.named_parameters(optimizer))
+
+    (model, flat), (_, other) = made(), made()
+    there, here = DeviceSum(flat), GradientSum(flat.gradient.vector.size)
+    again = DeviceSum(other)
+    for number in range(4):
+        model.zero_grad()
+        model(torch.full((2, 5), float(number), device=device)).sum().backward()
+        flat.collect()
+        there.add(flat.gradient.vector)
+        flat.blocks[0].fetch(slice(0, flat.gradient.vector.size))
+        flat.gradient.vector[flat.marks] = PRESENT
+        here.add(flat.gradient.vector)
+        if number == 1:
+            again.load(there.state())
+            whole = GradientSum(here.total.size)
+            whole.load(there.state())
+            assert np.array_equal(whole.total, here.total)
+            assert np.array_equal(again.state()["total"], here.total)
+    assert there.count == here.count == 4
+    assert np.array_equal(there.take(), here.take())
+    with pytest.raises(ConfigurationError, match="the saved state of a DeviceSum"):
+        there.load({"type": "GradientSum", "total": np.zeros(3, "f4"), "count": 1})
 
 
 def test_mixed_precision_is_near_full_precision(device):
