@@ -75,7 +75,11 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
     # The field: what it may be, what it may not be, how that is said.
     Algorithm: {
         "lag": AT_LEAST_0,
-        "wire": (["float32"], ["float64", "", 16], "'float32' or 'bfloat16'"),  # others: tests/protocol
+        "wire": (
+            ["float32"],  # others: tests/protocol
+            ["float64", "", 16],
+            "'float32' or 'bfloat16' or 'float16' or 'int8' or 'topk'",
+        ),
     },
     Downpour: {
         "n_push": AT_LEAST_1,
