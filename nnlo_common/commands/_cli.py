@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
@@ -22,35 +22,101 @@ from nnlo_common.commands.tune._request import ALL_OPTIONS
 
 __all__ = ["main"]
 
-COMMANDS = (
-    "advise",
-    "demo",
-    "doctor",
-    "predict",
-    "rechunk",
-    "report",
-    "tile",
-    "top",
-    "trace",
-    "train",
-    "tune",
-)
-#: Commands that all ranks run together, whose options may also be in a file: where each is.
-IN_JOB = {
-    "advise": ("nnlo_common.commands.advise._advise_command", "AdviseRun"),
-    "predict": ("nnlo_common.commands.predict._predict_command", "PredictRun"),
-    "tile": ("nnlo_common.commands.predict._tile_command", "TileCommandRun"),
-    "train": ("nnlo_common.commands.train._train_command", "TrainRun"),
-    "tune": ("nnlo_common.commands.tune._tune_command", "SearchRun"),
-}
-SHORT = {
-    "advise": "try a training for a minute, and say how many ranks and which batch suit it",
-    "predict": "compute a trained model's outputs for all samples of HDF5 files",
-    "tile": "apply a trained model to a volume or an image of any size, in tiles",
-    "train": "train a model on lists of HDF5 files, without a script",
-    "tune": "search for the best options and parameters of trainings",
-}
-TRAIN = """\
+
+class JobCommand(NamedTuple):
+    """A command that all ranks of a job run together, whose options may also be in a file.
+
+    Attributes:
+        module: where its class is, which is imported only to run it.
+        run: the name of that class.
+        options: what it takes.
+        short: what it does, for the list of commands.
+        usage: its words.
+        text: its help, before the options.
+        after: the same, after them.
+        models: how many models its first words name, as argparse says it; None: none.
+    """
+
+    module: str
+    run: str
+    options: Mapping[str, Option]
+    short: str
+    usage: str
+    text: str
+    after: str
+    models: int | str | None = None
+
+
+#: The commands that all ranks of a job run together.
+JOBS = {
+    "advise": JobCommand(
+        module="nnlo_common.commands.advise._advise_command",
+        run="AdviseRun",
+        options=ADVISE_OPTIONS,
+        short="try a training for a minute, and say how many ranks and which batch suit it",
+        usage="--model FILE --train FILE [FILE ...] --loss NAME [options]",
+        text="""\
+Try a training for a minute, and say how many workers, which batch and which layout suit it:
+
+  nnlo advise --model net.py --train train.list --loss cross_entropy
+  mpiexec -n 4 nnlo advise --config run.toml --seconds 120
+
+It takes the options of `nnlo train`. With several processes all try at the same time, which
+shows what they take from each other, and messages between them are measured.
+""",
+        after="""\
+The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md has more.
+""",
+    ),
+    "predict": JobCommand(
+        module="nnlo_common.commands.predict._predict_command",
+        run="PredictRun",
+        options=PREDICT_OPTIONS,
+        short="compute a trained model's outputs for all samples of files",
+        usage="MODEL [MODEL ...] --data FILE [FILE ...] --out FILE [options]",
+        text="""\
+Compute a model's outputs for all samples of HDF5 files, with all ranks:
+
+  mpiexec -n 8 nnlo predict runs/net-1 --data 'events/*.h5' --out scores.h5 --keep event_id
+  nnlo predict net.keras --data events.list --features-name jets --out scores.npy
+
+MODEL is the folder of a run, .keras, or a Python file with --from weights. Several models are
+an ensemble: the result has their mean, and NAME_spread. Killed, the same command continues.
+""",
+        after="""\
+The result has a row for each sample, in the order of the files: the dataset "prediction", or one
+for each name of the model's outputs. docs/predict.md has more.
+""",
+        models="+",
+    ),
+    "tile": JobCommand(
+        module="nnlo_common.commands.predict._tile_command",
+        run="TileCommandRun",
+        options=TILE_OPTIONS,
+        short="apply a trained model to a volume or an image of any size, in tiles",
+        usage="MODEL --data FILE --tile N [N ...] --out FILE [options]",
+        text="""\
+Apply a model to a volume or an image of any size, in tiles, with all ranks:
+
+  nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --plan
+  mpiexec -n 8 nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --reduce argmax --out labels.h5
+
+By default tiles are cropped by the measured receptive field, so that the result is that of the
+whole volume at once. Killed, the same command continues.
+""",
+        after="""\
+The result has the axes of the volume, with the channels of the output in front. docs/tiles.md has
+more.
+""",
+        models=1,
+    ),
+    "train": JobCommand(
+        module="nnlo_common.commands.train._train_command",
+        run="TrainRun",
+        options=OPTIONS,
+        short="train a model on lists of files, without a script",
+        usage="--model FILE --train FILE [FILE ...] --loss NAME [options]",
+        text="""\
 Train a model on lists of HDF5 files:
 
   nnlo train --model net.json --train train.list --loss categorical_crossentropy
@@ -59,51 +125,20 @@ Train a model on lists of HDF5 files:
 One process trains plainly. With several, the first serves the centre and the others
 train. All options may be in a TOML or YAML file, by the same names
 (learning_rate = 0.01); a flag overrides the file.
-"""
-AFTER_TRAIN = """\
+""",
+        after="""\
 The folder of a run has the model (model.keras, or weights.pt), history.json, run.json and
 config.toml, which --config takes. The exit status is 2 if the command is refused before the
 training, 1 if the training fails. docs/train.md has more.
-"""
-PREDICT = """\
-Compute a model's outputs for all samples of HDF5 files, with all ranks:
-
-  mpiexec -n 8 nnlo predict runs/net-1 --data 'events/*.h5' --out scores.h5 --keep event_id
-  nnlo predict net.keras --data events.list --features-name jets --out scores.npy
-
-MODEL is the folder of a run, .keras, or a Python file with --from weights. Several models are
-an ensemble: the result has their mean, and NAME_spread. Killed, the same command continues.
-"""
-AFTER_PREDICT = """\
-The result has a row for each sample, in the order of the files: the dataset "prediction", or one
-for each name of the model's outputs. docs/predict.md has more.
-"""
-TILE = """\
-Apply a model to a volume or an image of any size, in tiles, with all ranks:
-
-  nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --plan
-  mpiexec -n 8 nnlo tile runs/net-1 --data scan.h5 --dataset raw --tile 96 --reduce argmax --out labels.h5
-
-By default tiles are cropped by the measured receptive field, so that the result is that of the
-whole volume at once. Killed, the same command continues.
-"""
-AFTER_TILE = """\
-The result has the axes of the volume, with the channels of the output in front. docs/tiles.md has
-more.
-"""
-ADVISE = """\
-Try a training for a minute, and say how many workers, which batch and which layout suit it:
-
-  nnlo advise --model net.py --train train.list --loss cross_entropy
-  mpiexec -n 4 nnlo advise --config run.toml --seconds 120
-
-It takes the options of `nnlo train`. With several processes all try at the same time, which
-shows what they take from each other, and messages between them are measured.
-"""
-AFTER_ADVISE = """\
-The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md has more.
-"""
-TUNE = """\
+""",
+    ),
+    "tune": JobCommand(
+        module="nnlo_common.commands.tune._tune_command",
+        run="SearchRun",
+        options=ALL_OPTIONS,
+        short="search for the best options and parameters of trainings",
+        usage="--model FILE --train FILE [FILE ...] --loss NAME [options]",
+        text="""\
 Search for the best options of `nnlo train`, and parameters of the model:
 
   nnlo tune --model net.py --train train.list --loss cross_entropy --n-fold 3
@@ -112,11 +147,14 @@ Search for the best options of `nnlo train`, and parameters of the model:
 With several processes, the first coordinates and the others form blocks; each block trains
 one trial at a time. All options of `nnlo train` are options here. Define the search space in
 get_space() of the Python file, or in a file: --space space.toml
-"""
-AFTER_TUNE = """\
+""",
+        after="""\
 The folder of a search has report.html, search.json, and trials/, a folder of a run for each
 trial. With --run, rerun the same command to resume a killed search. docs/tune.md has more.
-"""
+""",
+    ),
+}
+COMMANDS = tuple(sorted([*JOBS, "demo", "doctor", "rechunk", "report", "top", "trace"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse_alike(f"{asked} (nnlo has {', '.join(COMMANDS)}; see nnlo --help)", "")
     try:
         options, unknown = parser.parse_known_args(words)
-        if unknown and options.command not in IN_JOB:
+        if unknown and options.command not in JOBS:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except ConfigurationError as error:
         return refuse_alike(str(error), named)
@@ -221,13 +259,8 @@ def _parser() -> Parser:
     )
     demo.add_argument("--algorithm", choices=ALGORITHMS, default="steady", help=", ".join(ALGORITHMS))
     demo.add_argument("--epochs", type=_positive, default=8, metavar="N", help="passes over the images (8)")
-    _add(commands, "advise", ADVISE_OPTIONS.values(), description=ADVISE, epilog=AFTER_ADVISE)
-    predict = _add(commands, "predict", PREDICT_OPTIONS.values(), description=PREDICT, epilog=AFTER_PREDICT)
-    tile = _add(commands, "tile", TILE_OPTIONS.values(), description=TILE, epilog=AFTER_TILE)
-    tile.add_argument("models", nargs=1, metavar="MODEL", help="the folder of a run, or a file")
-    predict.add_argument("models", nargs="+", metavar="MODEL", help="the folder of a run, or a file")
-    _add(commands, "train", OPTIONS.values(), description=TRAIN, epilog=AFTER_TRAIN)
-    _add(commands, "tune", ALL_OPTIONS.values(), description=TUNE, epilog=AFTER_TUNE)
+    for name, one in JOBS.items():
+        _add(commands, name, one)
     return parser
 
 
@@ -248,23 +281,22 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, at least 0.1")
 
 
-USAGE = {
-    "predict": "MODEL [MODEL ...] --data FILE [FILE ...] --out FILE [options]",
-    "tile": "MODEL --data FILE --tile N [N ...] --out FILE [options]",
-    "train": "--model FILE --train FILE [FILE ...] --loss NAME [options]",
-    "tune": "--model FILE --train FILE [FILE ...] --loss NAME [options]",
-}
-
-
-def _add(commands: Any, name: str, options: Iterable[Option], **texts: str) -> argparse.ArgumentParser:
-    """Add a command that takes options, and return its parser."""
-    usage = f"nnlo {name} {USAGE[name]}"
+def _add(commands: Any, name: str, one: JobCommand) -> None:
+    """Add a command of a job."""
     command = commands.add_parser(
-        name, help=SHORT[name], usage=usage, formatter_class=layout, allow_abbrev=False, **texts
+        name,
+        help=one.short,
+        usage=f"nnlo {name} {one.usage}",
+        description=one.text,
+        epilog=one.after,
+        formatter_class=layout,
+        allow_abbrev=False,
     )
-    add_flags(command, options)
-    made: argparse.ArgumentParser = command
-    return made
+    add_flags(command, one.options.values())
+    if one.models is not None:
+        command.add_argument(
+            "models", nargs=one.models, metavar="MODEL", help="the folder of a run, or a file"
+        )
 
 
 def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
@@ -280,8 +312,8 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
             return run_demo(**flags)
         except MissingExtraError as error:
             return refuse_alike(str(error), command)
-    module, name = IN_JOB[command]
-    return run_in_job(command, getattr(importlib.import_module(module), name), flags, unknown)
+    job = JOBS[command]
+    return run_in_job(command, getattr(importlib.import_module(job.module), job.run), flags, unknown)
 
 
 def _look(command: str, flags: dict[str, Any]) -> int:
