@@ -249,6 +249,7 @@ def _seconds(text: str) -> float:
 
 
 USAGE = {
+    "advise": "--model FILE --train FILE [FILE ...] --loss NAME [options]",
     "predict": "MODEL [MODEL ...] --data FILE [FILE ...] --out FILE [options]",
     "tile": "MODEL --data FILE --tile N [N ...] --out FILE [options]",
     "train": "--model FILE --train FILE [FILE ...] --loss NAME [options]",

@@ -35,16 +35,7 @@ ROOMS = (
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
 FRONT_ENDS = {
     *nnlo_common.algorithms.__all__,
-<<<<<<< HEAD
-    *("Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
-=======
-    "Batches",
-    "Checkpoint",
-    "Progress",
-    "Report",
-    "Trainer",
-    "Wrapper",
->>>>>>> ae39614 (Documentation of files of samples and the cache; a tutorial from ROOT files; one copy on a host is tested on three ranks)
+    *("Batches", "Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
 }
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")
