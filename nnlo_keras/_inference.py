@@ -70,7 +70,7 @@ def predict(
             completes the file.
         progress: print how far it is.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        reading: `features` and the other options of `nnlo_common.data.HDF5Source`.
+        reading: `features` and the other options of `nnlo_common.data.FileSource`.
 
     Raises:
         ConfigurationError: on all ranks, e.g. if the file exists, or the model cannot take the samples.

@@ -21,7 +21,7 @@ from nnlo_common.base._spans import recorder, stage
 from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
-from nnlo_common.data._requests import Request, requests
+from nnlo_common.data._requests import NamedColumns, requests
 from nnlo_common.data._selection import Selection
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
@@ -386,15 +386,15 @@ class FileSource:
             ragged = own[0].name in info.ragged
             if ragged:
                 own = [_padded_field(info, field, pad) for field in own]
-            first = len(fields)
+            first, width = len(fields), 1 if column.stacked else len(own)
             fields += [_side_by_side(info, own)] if column.stacked else own
-            for index, field in enumerate(own):
-                place, beside = (first, index) if column.stacked else (first + index, None)
-                plans.append(_Plan(field.name, place, None, pad if ragged else None, beside))
             if ragged:
-                plans[-1] = plans[-1]._replace(counts=len(fields))
                 fields.append(Field(f"{own[-1].name}_count", (), np.dtype(np.int64)))
                 column.counted, column.masked = True, mask
+            for index, field in enumerate(own):
+                place, beside = (first, index) if column.stacked else (first + index, None)
+                counts = first + width if ragged and field is own[-1] else None
+                plans.append(_Plan(field.name, place, counts, pad if ragged else None, beside))
         self.fields = fields
         return plans
 
@@ -447,7 +447,7 @@ class HDF5Source(FileSource):
     _format: ClassVar[Format | None] = HDF5()
 
 
-class _Columns:
+class _Input:
     """The columns of one name.
 
     Args:
@@ -478,7 +478,7 @@ class _Side:
         self,
         name: str,
         asked: Names | None,
-        made: Sequence[Request],
+        made: Sequence[NamedColumns],
         groups: Sequence[int | None],
         adaptor: Adaptor | None,
     ) -> None:
@@ -486,7 +486,7 @@ class _Side:
         self.standard: Standard | None = None
         self._alone = isinstance(asked, str)
         sizes = iter(groups)
-        self.columns: list[_Columns] = []
+        self.columns: list[_Input] = []
         for request in made:
             own = [next(sizes) for _ in request.names]
             if request.stacked and any(size is not None for size in own):
@@ -497,7 +497,7 @@ class _Side:
                 )
             count = sum(1 if size is None else size for size in own)
             self.columns.append(
-                _Columns(count, stacked=request.stacked, grouped=not request.stacked and own[0] is not None)
+                _Input(count, stacked=request.stacked, grouped=not request.stacked and own[0] is not None)
             )
 
     def assemble(self, arrays: Iterator[Array], rows: int) -> Any:

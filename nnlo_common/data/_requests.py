@@ -10,13 +10,13 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data.formats._format import shown
 
-__all__ = ["Request", "requests"]
+__all__ = ["NamedColumns", "requests"]
 
 _PATTERN = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NamedColumns:
     """The columns of one name.
 
     Attributes:
@@ -28,7 +28,7 @@ class Request:
     stacked: bool = False
 
 
-def requests(side: str, asked: Any, known: Callable[[], Sequence[str]]) -> list[Request]:
+def requests(side: str, asked: Any, known: Callable[[], Sequence[str]]) -> list[NamedColumns]:
     """Return the columns that each name stands for.
 
     Args:
@@ -40,8 +40,9 @@ def requests(side: str, asked: Any, known: Callable[[], Sequence[str]]) -> list[
         ConfigurationError: it is not a name, or a pattern that matches nothing.
 
     Example:
-        >>> requests("features", ["pt,eta", "hits_*"], lambda: ["pt", "eta", "hits_x", "hits_y"])
-        [Request(names=('pt', 'eta'), stacked=True), Request(names=('hits_x', 'hits_y'), stacked=True)]
+        >>> found = requests("features", ["pt,eta", "hits_*"], lambda: ["pt", "eta", "hits_x", "hits_y"])
+        >>> [one.names for one in found]
+        [('pt', 'eta'), ('hits_x', 'hits_y')]
     """
     names: list[Any] = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
     if not names or not all(isinstance(name, str) and name.strip("/") and "\0" not in name for name in names):
@@ -51,12 +52,12 @@ def requests(side: str, asked: Any, known: Callable[[], Sequence[str]]) -> list[
     return [_request(side, name, known) for name in names]
 
 
-def _request(side: str, name: str, known: Callable[[], Sequence[str]]) -> Request:
+def _request(side: str, name: str, known: Callable[[], Sequence[str]]) -> NamedColumns:
     if "," not in name and not _PATTERN & set(name):
-        return Request((name,))
+        return NamedColumns((name,))
     there = known()
     if name in there:  # also with such a character
-        return Request((name,))
+        return NamedColumns((name,))
     found: list[str] = []
     for part in map(str.strip, name.split(",")):
         matching = [part]
@@ -69,4 +70,4 @@ def _request(side: str, name: str, known: Callable[[], Sequence[str]]) -> Reques
         found += matching
     if twice := [one for index, one in enumerate(found) if one in found[:index]]:
         raise ConfigurationError(f"{side}={name!r} names {twice[0]!r} twice; name each column once")
-    return Request(tuple(found), stacked=True)
+    return NamedColumns(tuple(found), stacked=True)

@@ -8,15 +8,12 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from nnlo_common.data._file_source import FileSource
 
 __all__ = ["Selection"]
 
@@ -57,6 +54,16 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 _HOW = "write e.g. 'pt > 20 and abs(eta) < 2.5'"
 
 
+class _Sized(Protocol):
+    """A source of samples."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def take(self, start: int, stop: int) -> Any:
+        """Return the samples [start, stop) as a batch."""
+
+
 class Selection:
     """The samples that fulfil an expression.
 
@@ -95,7 +102,7 @@ class Selection:
     def __bool__(self) -> bool:
         return self._tree is not None
 
-    def numbers(self, source: FileSource) -> npt.NDArray[np.int64]:
+    def numbers(self, source: _Sized) -> npt.NDArray[np.int64]:
         """Return the numbers of the samples that fulfil it.
 
         Args:

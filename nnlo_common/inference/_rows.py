@@ -29,7 +29,7 @@ import numpy.typing as npt
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.data import Field, HDF5Source, Prefetch, Reading, Source
+from nnlo_common.data import Field, FileSource, Prefetch, Reading, Source
 from nnlo_common.inference._figures import Figure, added, as_json, results
 from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._pieces import Following, run_pieces
@@ -262,7 +262,9 @@ def source_of(data: Any, reading: Reading, array: Callable[[Any], Any]) -> Any:
         array: converts a framework's tensor.
     """
     if files_in(data):
-        return HDF5Source(data, **reading)
+        # Each sample is read once, so that keeping it in memory would save nothing.
+        options: Any = {"cache": "none", **reading}
+        return FileSource(data, **options)
     if hasattr(data, "read") and hasattr(data, "assemble"):
         return data
     if reading:
@@ -310,7 +312,7 @@ def predict_rows(
             source = source_of(data, reading or {}, array)
             if source is not data:
                 opened.callback(source.close)
-            kept = _kept(options.keep, data if files_in(data) else None, sum(source.lengths))
+            kept = _kept(options.keep, data if files_in(data) else None, sum(source.lengths), reading or {})
             if kept is not None:
                 opened.callback(kept.close)
             rows = _Rows(compute, source, kept, options)
@@ -354,10 +356,11 @@ def predict_rows(
     )
 
 
-def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int) -> Any:
+def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int, reading: Reading) -> Any:
     """Return the source of the columns to keep; None: there are none."""
     if not keep:
         return None
+    chosen: Any = {name: one for name, one in reading.items() if name in ("select", "samples")}
     if isinstance(keep, Mapping):
         source: Any = ArraySource({name: np.asarray(one) for name, one in keep.items()}, "keep")
     elif files is None:
@@ -366,7 +369,7 @@ def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int) -> Any
             f"keep={{'id': ids}}"
         )
     else:
-        source = HDF5Source(files, features=[keep] if isinstance(keep, str) else list(keep))
+        source = FileSource(files, features=[keep] if isinstance(keep, str) else list(keep), **chosen)
     if sum(source.lengths) != rows:
         raise ConfigurationError(f"keep has {sum(source.lengths)} rows, but there are {rows} samples")
     return source

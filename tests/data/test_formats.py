@@ -63,22 +63,24 @@ def test_any_slice_is_what_was_written(files):
                     np.testing.assert_array_equal(weights, wanted["w"][start:stop])
 
 
-@pytest.mark.parametrize("workers", range(1, 6))
-def test_over_all_workers_each_sample_comes_once_in_each_epoch(files, workers):
-    orders = []
-    for epoch in range(2):
-        found = []
-        for worker in range(workers):
-            with closing(FileSource(files, features="x", labels="n")) as source:
-                part = portion(20, worker, workers)
-                batches = Batches(source, batch_size=3, shuffle=True, seed=4, block=2, window=2, part=part)
-                for x, n in batches.epoch(epoch):
-                    np.testing.assert_array_equal(x[:, 1], 2 * n)
-                    found += n.tolist()
-                batches.close()
-        orders.append(found)
-        assert sorted(found) == list(range(20))
-    assert orders[0] != orders[1]
+def test_over_all_workers_each_sample_comes_once_in_each_epoch(files):
+    with closing(FileSource(files, features="x", labels="n")) as source:
+        for workers in range(1, 6):
+            orders = []
+            for epoch in range(2):
+                found = []
+                for worker in range(workers):
+                    part = portion(20, worker, workers)
+                    batches = Batches(
+                        source, batch_size=3, shuffle=True, seed=4, block=2, window=2, part=part
+                    )
+                    for x, n in batches.epoch(epoch):
+                        np.testing.assert_array_equal(x[:, 1], 2 * n)
+                        found += n.tolist()
+                    batches.close()
+                orders.append(found)
+                assert sorted(found) == list(range(20))
+            assert orders[0] != orders[1]
 
 
 def test_the_order_of_an_epoch_does_not_depend_on_the_format(files):
@@ -204,6 +206,18 @@ def test_without_its_package_a_format_says_what_to_install(tmp_path, monkeypatch
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(MissingExtraError, match=rf"{package}.*nnlo\[{extra}\]"):
             FileSource(path, features="n")
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "Arrow", "TTree", "Zarr"])
+def test_remote_names_are_left_to_the_library(kind, tmp_path):
+    path = make(kind, tmp_path / "a", columns(0, 5))
+    with closing(FileSource(f"file://{path}", features="x", labels="n")) as source:
+        assert source.take(1, 5)[1].tolist() == [1, 2, 3, 4]
+    missing = f"file://{path.replace('/a.', '/b.')}"
+    with pytest.raises(
+        ConfigurationError, match=r"b\.\w+\S* cannot be opened here \(.*copy it first by stage_to="
+    ):
+        FileSource(missing, features="x")
 
 
 def test_a_file_of_an_unknown_name_is_known_by_its_beginning(tmp_path):

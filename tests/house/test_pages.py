@@ -17,7 +17,13 @@ PAGES = ["README.md", *sorted(f"docs/{path.relative_to(DOCS).as_posix()}" for pa
 #: Pages whose blocks are one program; every other block is a program of its own.
 JOINED = {"docs/optimisation.md"}
 #: The block that makes the files for the others of its page, run once.
-MAKES_FILES = {("docs/data.md", 0), ("docs/tutorial_files.md", 0), ("docs/tutorial_search.md", 0)}
+MAKES_FILES = {
+    ("docs/data.md", 0),
+    ("docs/data.md", 1),
+    ("docs/tutorial_files.md", 0),
+    ("docs/tutorial_root.md", 0),
+    ("docs/tutorial_search.md", 0),
+}
 #: Pages of searches: a coordinator, and a block of three ranks.
 RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4, "docs/tutorial_search.md": 4}
 #: Pages that other tests run on one process.
@@ -41,12 +47,21 @@ def blocks_of(page):
     return dict(enumerate(["\n".join(blocks)] if page in JOINED and blocks else blocks))
 
 
-PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
+#: Blocks that need what the commands before them have made; the tutorial's own test runs them.
+FOLLOWS = {("docs/tutorial_root.md", 2)}
+PROGRAMS = [
+    (page, number)
+    for page in PAGES
+    if page != OTHER_PACKAGES
+    for number in blocks_of(page)
+    if (page, number) not in FOLLOWS
+]
 #: Tutorials whose commands a test runs one after another, as readers do.
 LESSONS = [
     "docs/tutorial_files.md",
     "docs/tutorial_gan.md",
     "docs/tutorial_loop.md",
+    "docs/tutorial_root.md",
     "docs/tutorial_search.md",
 ]
 LONG = {*LESSONS, "docs/tutorial_survive.md"}

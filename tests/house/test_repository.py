@@ -35,7 +35,7 @@ ROOMS = (
 # `Trainer` is Hugging Face's name for the part of its scripts that the adapter replaces.
 FRONT_ENDS = {
     *nnlo_common.algorithms.__all__,
-    *("Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
+    *("Batches", "Checkpoint", "LARC", "LARS", "Progress", "Report", "Trainer", "Wrapper"),
 }
 SEAM = ("nnlo_common", "nnlo_common.plugin")  # what framework packages know of the core
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|When|Which)\b")

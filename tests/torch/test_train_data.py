@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import h5py
 import torch
 import uproot
 
+from nnlo_common.commands._cli import main
+from nnlo_common.data import FileSource
 from tests.helpers.train_command import refused, started, told, train
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.slow]
@@ -135,6 +138,24 @@ def test_rows_of_unequal_length_come_with_a_mask():
     words += ["--features-name", "hit_x,hit_y", "--pad", "3", "--mask", "--standardize", "--run", "r"]
     assert train(*words, data=DATA) == 0
     assert len(told("r")["center"]["val_loss"]) == 2
+
+
+def test_a_run_predicts_with_what_it_was_trained_with():
+    words = ["--model", "sets.py", "--loss", "cross_entropy", "--labels-name", "label", "--run", "r"]
+    words += ["--features-name", "hit_x,hit_y", "--pad", "3", "--mask", "--standardize"]
+    assert train(*words, data=DATA) == 0
+    assert main(["predict", "r", "--data", "val.root:events", "--out", "p.h5", "--keep", "label"]) == 0
+    module = {}
+    exec(OF_SETS, module)
+    model = module["get_model"]()
+    model.load_state_dict(torch.load("r/weights.pt", weights_only=True))
+    names = {"features": "hit_x,hit_y", "labels": "label", "pad": 3, "mask": True}
+    with closing(FileSource("val.root", **names, standardize="r/standard.json")) as source:
+        (x, mask), labels = source.take(0, len(source))
+    wanted = model(torch.as_tensor(x), torch.as_tensor(mask)).detach().numpy()
+    with h5py.File("p.h5") as file:
+        np.testing.assert_allclose(file["prediction"][:], wanted, atol=1e-5)
+        np.testing.assert_array_equal(file["label"][:], labels)
 
 
 @pytest.mark.mpi

@@ -92,7 +92,7 @@ class PredictRun(UseRun):
             one = loaded[0]
             features, adaptor = side_of(one, "features", settings.features_name or used[0].features_name)
             reading: dict[str, Any] = {"features": features, "adapt_features": adaptor}
-            reading |= {"check_finite": settings.check_finite}
+            reading |= {"check_finite": settings.check_finite, **used[0].reading}
             if settings.cache is not None:
                 reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
             figures = {name: _figure(one, name) for name in settings.figures}

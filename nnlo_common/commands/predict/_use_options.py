@@ -55,9 +55,9 @@ class UseSettings:
 class PredictSettings(UseSettings):
     """Settings of `nnlo predict`."""
 
-    data: tuple[str, ...] = option(DATA, "HDF5 files: paths, patterns or list files", "FILE", ())
+    data: tuple[str, ...] = option(DATA, "files of any format: paths, patterns or list files", "FILE", ())
     features_name: tuple[str, ...] = option(
-        DATA, "the dataset or group of the features; else as the run had it, else 'features'", default=()
+        DATA, "the column or group of the features; else as the run had it, else 'features'", default=()
     )
     keep: tuple[str, ...] = option(DATA, "datasets to copy into the result, e.g. event_id weight", default=())
     batch: int = option(DATA, "samples that the model gets at once", default=1000, least=1)
@@ -85,7 +85,7 @@ class PredictSettings(UseSettings):
 
     def _contradictions(self) -> Iterator[str]:
         if not self.data:
-            yield "--data is missing: name HDF5 files, a pattern, or a list file"
+            yield "--data is missing: name files, a pattern, or a list file"
         if self.copy_command is not None and self.cache is None:
             yield "--copy-command needs a folder to copy to; add --cache FOLDER"
         yield from super()._contradictions()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from nnlo_common.commands.predict._use_options import UseSettings
 from nnlo_common.commands.train._model_file import Loaded, check_model, load_model, plug_in
 from nnlo_common.commands.train._option_files import option_text, parsed_toml
 from nnlo_common.commands.train._start_weights import check_weights_file
+from nnlo_common.data._standard import STANDARD
 
 __all__ = ["UsedModel", "check_models", "load_models"]
 
@@ -30,6 +31,7 @@ class UsedModel:
         allow_pickle: whether files may run code.
         seed: of what the file draws.
         features_name: the features of its training, if it is of a run.
+        reading: how these were read there: padded, with masks, standardised.
     """
 
     model: str
@@ -38,6 +40,7 @@ class UsedModel:
     allow_pickle: bool
     seed: int
     features_name: tuple[str, ...] = ()
+    reading: dict[str, Any] = field(default_factory=dict)
 
 
 def check_models(names: Sequence[str], settings: UseSettings) -> list[UsedModel]:
@@ -88,6 +91,9 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
         raise ConfigurationError(
             f"{path / _CONFIG} names no model; name the file of a model instead of the run"
         )
+    reading = {name: config[name] for name in ("pad", "mask") if config.get(name)}
+    if (path / STANDARD).is_file():
+        reading["standardize"] = path / STANDARD
     return UsedModel(
         model=config["model"],
         model_params={**params, **settings.model_params},
@@ -95,4 +101,5 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
         allow_pickle=settings.allow_pickle or config.get("allow_pickle") is True,
         seed=settings.seed,
         features_name=tuple(map(str, features)),
+        reading=reading,
     )

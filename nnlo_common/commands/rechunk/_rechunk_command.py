@@ -57,12 +57,12 @@ def run_rechunk(
                 raise ConfigurationError(
                     f"{target} is there already; name another folder by --to, or remove it"
                 )
-            layout = _Layout(rows, filter_)
+            storage = _ChunkLayout(rows, filter_)
             with whole(usable("--to", target)) as fresh:
                 if names is None and isinstance(format_of([path]), HDF5):
-                    tried = _copy_all(path, fresh, layout)
+                    tried = _copy_all(path, fresh, storage)
                 else:
-                    tried = _copy_columns(path, fresh, layout, names, pad)
+                    tried = _copy_columns(path, fresh, storage, names, pad)
             _tell(path, tried, target, pad)
     except (ConfigurationError, MissingExtraError) as error:
         tell(str(error), "rechunk")
@@ -70,7 +70,7 @@ def run_rechunk(
     return 0
 
 
-class _Layout(NamedTuple):
+class _ChunkLayout(NamedTuple):
     """How datasets are stored.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Layout(NamedTuple):
         return group.create_dataset(name, shape, dtype, **options)
 
 
-def _copy_all(path: str, fresh: Path, layout: _Layout) -> list[str]:
+def _copy_all(path: str, fresh: Path, storage: _ChunkLayout) -> list[str]:
     """Copy an HDF5 file with all that is in it; return the names of the datasets that have got new chunks."""
     import h5py
 
@@ -111,7 +111,7 @@ def _copy_all(path: str, fresh: Path, layout: _Layout) -> list[str]:
                 and one.dtype.kind in "biuf"
                 and 0 not in one.shape
             ):
-                made = layout.dataset(into, name, one.shape, one.dtype)
+                made = storage.dataset(into, name, one.shape, one.dtype)
                 _copy_rows(one, made)
                 for key, value in one.attrs.items():
                     made.attrs[key] = value
@@ -134,7 +134,7 @@ def _copy_all(path: str, fresh: Path, layout: _Layout) -> list[str]:
 
 
 def _copy_columns(
-    path: str, fresh: Path, layout: _Layout, names: Sequence[str] | None, pad: int | None
+    path: str, fresh: Path, storage: _ChunkLayout, names: Sequence[str] | None, pad: int | None
 ) -> list[str]:
     """Write columns of a file of any format; return their names."""
     import h5py
@@ -147,7 +147,7 @@ def _copy_columns(
     ):
         size = len(source)
         made = [
-            layout.dataset(target, field.name, (size, *field.shape), field.dtype) for field in source.fields
+            storage.dataset(target, field.name, (size, *field.shape), field.dtype) for field in source.fields
         ]
         row_bytes = max(sum(field.row_bytes for field in source.fields), 1)
         step = -(-max(_COPIED_BYTES // row_bytes, 1) // source.grain) * source.grain

@@ -120,15 +120,9 @@ def _opened(path: str) -> Any:
     """Return what pyarrow opens: a path, or a remote file by fsspec."""
     if "://" not in path:
         return path
-    try:
-        import fsspec
+    import fsspec
 
-        return fsspec.open(path).open()
-    except (ImportError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be opened here ({error}); install what fsspec needs for it, or copy it first by "
-            "stage_to= and copy_command="
-        ) from None
+    return fsspec.open(path).open()
 
 
 def _column(kind: Any) -> Column:

@@ -30,13 +30,13 @@ class NPY(TableFormat):
     title, suffixes, one = "NumPy", (".npy",), "an .npy file"
     begins = b"\x93NUMPY"
 
-    def table(self, path: str) -> _Arrays:
+    def table(self, path: str) -> _MappedArrays:
         """Map a file into memory."""
         with readable_file(path) as file:
             array = _mapped(path, *_header(file), file.tell())
         if array.dtype.names:
-            return _Arrays({name: array[name] for name in array.dtype.names}, "")
-        return _Arrays({ARRAY: array}, "")
+            return _MappedArrays({name: array[name] for name in array.dtype.names}, "")
+        return _MappedArrays({ARRAY: array}, "")
 
 
 class NPZ(TableFormat):
@@ -50,7 +50,7 @@ class NPZ(TableFormat):
         return _Archive(path)
 
 
-class _Arrays:
+class _MappedArrays:
     """Arrays as a table.
 
     Args:

@@ -30,15 +30,15 @@ class Objects(TableFormat):
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = dict(columns)
 
-    def _table(self, path: str) -> _Objects:  # noqa: ARG002 - there is no path
-        return _Objects(self._columns)
+    def _table(self, path: str) -> _ObjectTable:  # noqa: ARG002 - there is no path
+        return _ObjectTable(self._columns)
 
     def open(self, path: str, locking: bool | None) -> OpenedFile:  # noqa: ARG002
         """Return a reader of them."""
         return _TableFile(path, self._table(path))
 
 
-class _Objects:
+class _ObjectTable:
     """Objects as a table.
 
     Args:

@@ -60,7 +60,7 @@ class _Tree:
         size = int(tree.num_entries)
         if size < 0:
             raise ConfigurationError(f"the tree {tree.name!r} has {size} entries; make the file again")
-        self.columns = _Columns(tree)
+        self.columns = _Branches(tree)
         self.starts = _starts(tree, size)
 
     def decode(self, name: str, piece: int) -> Piece:
@@ -75,7 +75,7 @@ class _Tree:
         self._file.close()
 
 
-class _Columns(Mapping[str, Column]):
+class _Branches(Mapping[str, Column]):
     """The branches of a tree; each is looked at when it is asked for, as there may be thousands.
 
     Args:

@@ -182,7 +182,13 @@ class TableFormat:
     def _unreadable(self, path: str, error: Exception) -> NNLOError:
         if isinstance(error, NNLOError):
             return error
-        if "://" not in path and not self.folders:
+        if "://" in path:
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            return ConfigurationError(
+                f"{path} cannot be opened here ({type(error).__name__}: {text}); install what fsspec needs "
+                "for it, or copy it first by stage_to= and copy_command="
+            )
+        if not self.folders:
             if Path(path).stat().st_size == 0:
                 return ConfigurationError(
                     f"{path} is empty (0 bytes); the program that wrote it failed, so make it again"

@@ -26,14 +26,14 @@ class Zarr(TableFormat):
     folders, remote = True, True
     needs = ("zarr", "zarr")
 
-    def table(self, path: str) -> _Store:
+    def table(self, path: str) -> _ZarrFolder:
         """Open a folder."""
         import zarr
 
-        return _Store(path, zarr.open(path, mode="r"))
+        return _ZarrFolder(path, zarr.open(path, mode="r"))
 
 
-class _Store:
+class _ZarrFolder:
     """An open folder.
 
     Args:
