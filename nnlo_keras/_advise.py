@@ -12,7 +12,6 @@ import numpy as np
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Advice, HostMemory, Vector, advise_with, whole_number
 from nnlo_keras._compat import synchronise
-from nnlo_keras._wrapper import serialized
 
 __all__ = ["KerasProbed", "advise"]
 
@@ -113,7 +112,8 @@ class KerasProbed:
         self._model, self._kept = model, model.get_weights()
         while hasattr(optimizer, "inner_optimizer"):
             optimizer = optimizer.inner_optimizer
-        made = keras.saving.deserialize_keras_object(serialized(optimizer))
+        # Not by `keras.saving`, which loads TensorFlow where that is installed: some 300 MB.
+        made = type(optimizer).from_config(optimizer.get_config())
         self._trained, self._noted = (keras.Model(*ends) for _ in range(2))
         self._gradients = keras.optimizers.SGD(1.0, momentum=_FORGETS)
         self._trained.compile(optimizer=made, loss=loss)

@@ -93,6 +93,7 @@ class DownpourWorker(WorkerRule):
 class DownpourCenter(CenterRule):
     """c <- Optimizer(c, a), for each a on arrival."""
 
+    takes_gradients: ClassVar[bool] = True
     saved: ClassVar[tuple[str, ...]] = ("center", "clock", "optimizer")
 
     def __init__(self, center: Vector, optimizer: VectorOptimizer, *, warm_start: int = 0) -> None:

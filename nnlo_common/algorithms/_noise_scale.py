@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms._gain import sampled_places
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
@@ -18,6 +19,8 @@ __all__ = ["NoiseEstimate", "NoiseScale"]
 
 # Resamplings of a bootstrap, and the least number of gradients at one point.
 _RESAMPLED, _LEAST_GRADIENTS = 2000, 4
+# One pair of so many contributions is looked at; shorter vectors are taken whole.
+_LOOKED_AT, _LEAST_SAMPLED = 16, 4096
 
 
 class NoiseScale(Stateful):
@@ -84,6 +87,53 @@ class NoiseScale(Stateful):
 def mean_square(vectors: Sequence[Vector]) -> float:
     """Return the mean of |v|^2."""
     return sum(float(np.dot(vector, vector)) for vector in vectors) / len(vectors)
+
+
+class NeighbourNoise:
+    """The noise scale of contributions that arrive one by one: of pairs of neighbours, now and then.
+
+    Two different workers' gradients that arrive one after the other were taken at nearly the same point, so
+    their mean is that of a batch twice as large. A sample of the coordinates of one pair in 16 is enough, so
+    that it costs nothing. Facts only: nothing else depends on it, and it is not saved.
+
+    Attributes:
+        scale: the estimate.
+
+    Args:
+        size: the number of coordinates.
+
+    Example:
+        >>> noise = NeighbourNoise(2)
+        >>> for turn in range(32):
+        ...     noise.see(turn % 2, np.array([3.0, 1.0 if turn % 2 else -1.0], np.float32), weight=10.0)
+        >>> noise.scale.count, noise.scale.signal, noise.scale.value  # 9 - 1, and 10 * 2 over 8
+        (2, 8.0, 2.5)
+    """
+
+    def __init__(self, size: int) -> None:
+        self.scale = NoiseScale()
+        self._places = None if size <= _LEAST_SAMPLED else sampled_places(size)
+        self._turn = 0
+        self._before: tuple[int, Vector, float] | None = None
+
+    def see(self, rank: int, gradient: Vector, weight: float) -> None:
+        """Take in a contribution, or let it pass."""
+        self._turn += 1
+        if self._turn < _LOOKED_AT - 1:
+            return
+        sample = gradient.copy() if self._places is None else gradient[self._places]
+        before, self._before = self._before, (rank, sample, weight)
+        if self._turn == _LOOKED_AT - 1 or before is None:
+            return
+        other, own, its_weight = before
+        # The next one may be a neighbour of this one, if both came from one worker.
+        if other == rank:
+            return
+        self._turn, self._before = 0, None
+        if weight == its_weight and weight > 0:
+            mean = (own + sample) * np.float32(0.5)
+            small, large = mean_square([own, sample]), mean_square([mean])
+            self.scale.observe(small, large, batch=weight, workers=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
+from nnlo_common.algorithms._noise_scale import NeighbourNoise
 from nnlo_common.algorithms._options import Declared, declared, option
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
@@ -247,10 +248,13 @@ class CenterRule(Stateful, ABC):
     max_staleness: int | None = None
     progress: float = 0.0
     sampled: int = 0
+    #: Whether contributions are gradients, so that the noise scale is measured on the way.
+    takes_gradients: ClassVar[bool] = False
 
     def __init__(self, center: Vector) -> None:
         self.center = center
         self.clock = self.absent = 0
+        self._neighbours = NeighbourNoise(center.size) if self.takes_gradients else None
 
     def quorum(self, awaited: int) -> int:
         """Return how many contributions make a commit while `awaited` workers can still contribute."""
@@ -279,6 +283,7 @@ class CenterRule(Stateful, ABC):
 
     def commit(self, contributions: Sequence[Contribution]) -> None:
         """Apply `contributions` and count the commit."""
+        self._look(contributions)
         self.apply(contributions)
         self.clock += 1
 
@@ -292,8 +297,20 @@ class CenterRule(Stateful, ABC):
     def commit_by_parts(self, contribution: Contribution) -> PartWork | None:
         """Count the commit of one contribution, and return what applies its parts; None: use `commit`."""
         move = self.apply_by_parts(contribution)
-        self.clock += move is not None
+        if move is not None:
+            self._look([contribution])
+            self.clock += 1
         return move
+
+    def noise_in_samples(self) -> float | None:
+        """Return the gradient noise scale, if it is measured: in the unit of the contributions' weights."""
+        found = self._neighbours
+        return found.scale.value if found is not None and found.scale.count else None
+
+    def _look(self, contributions: Sequence[Contribution]) -> None:
+        if self._neighbours is not None and len(contributions) == 1:
+            (one,) = contributions
+            self._neighbours.see(one.rank, one.vector, one.weight)
 
     def configure(self, options: Vector) -> None:
         """Set the options of the centre's optimizer that a worker sent, if it is configurable."""

@@ -42,6 +42,7 @@ class SteadyCenter(DownpourCenter):
         work: batches done and progress made, in batches, while several workers contributed.
     """
 
+    takes_gradients: ClassVar[bool] = False  # it measures more of them itself
     saved = (
         *DownpourCenter.saved,
         *("gain", "mean_gain", "metric", "paced", "progress", "work", "largest"),
@@ -185,6 +186,13 @@ class SteadyCenter(DownpourCenter):
         """Return the number of batches of a contribution; those at an epoch's end may have fewer."""
         self.largest = max(self.largest, weight)
         return max(1.0, self.batches * weight / self.largest)
+
+    def noise_in_samples(self) -> float | None:
+        """Return the noise scale that the gain is made of."""
+        found = self.mean_gain if self.options.synchronous else self.gain
+        if self.plain or found.signal <= 0 or not self.largest:
+            return None
+        return found.noise / found.signal * self.largest
 
     def gain_report(self) -> GainReport | None:
         """Return how much work the workers have done together so far; None: there is one."""

@@ -44,6 +44,10 @@ class SynchronousCenter(CenterRule):
         """Wait for N contributions, or for all if fewer than N workers are left."""
         return min(self.needed, awaited)
 
+    def noise_in_samples(self) -> float | None:
+        """Return the gradient noise scale, once a commit has shown it."""
+        return self.noise_scale.value if self.noise_scale.count else None
+
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Step with the mean."""
         weights = {contribution.weight for contribution in contributions}

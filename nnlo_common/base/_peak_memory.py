@@ -53,6 +53,14 @@ class HostMemory:
             return most * (1 if sys.platform == "darwin" else 1024)
 
     @property
+    def now(self) -> int:
+        """The resident memory at this moment."""
+        try:
+            return _kilobytes(_STATUS, "VmRSS") * 1024
+        except (OSError, KeyError, ValueError):
+            return self.bytes
+
+    @property
     def left(self) -> int | None:
         """How many bytes the processes of this job may still take on this host; None: unknown."""
         return _left()

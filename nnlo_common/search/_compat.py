@@ -28,6 +28,7 @@ __all__ = [
     "forget_trials",
     "has_no_name",
     "is_pickle",
+    "look_less",
     "loop_begins",
     "loop_ends",
     "number_in",
@@ -51,6 +52,8 @@ except ImportError as error:
 FIXED = "fixed_params"
 #: Lower bound of a Gaussian process's noise: that of `optuna._gp.prior`, which needs torch.
 LEAST_NOISE = 1e-6
+#: What a Gaussian process looks at for a choice: in Optuna, and in a hurry.
+_LOOKS = {"_n_preliminary_samples": (2048, 512), "_n_local_search": (10, 4), "_n_qmc_samples_qei": (128, 32)}
 
 
 # -- studies and trials -----------------------------------------------------------------------------------
@@ -138,6 +141,14 @@ def tell_noise(process: GPSampler, noise: float) -> None:
     """Set the least noise of a Gaussian process; it fits the rest."""
     _ = process._minimum_noise  # fail here if Optuna renamed it
     process._minimum_noise = noise
+
+
+@_OPTUNA.uses("_n_preliminary_samples", "_n_local_search", "_n_qmc_samples_qei")
+def look_less(process: GPSampler, *, hurried: bool) -> None:
+    """Let a Gaussian process look at fewer places for the best one, or at as many as Optuna does."""
+    for name, (usual, fewer) in _LOOKS.items():
+        _ = getattr(process, name)  # fail here if Optuna renamed it
+        setattr(process, name, fewer if hurried else usual)
 
 
 @_OPTUNA.uses("_rng", "rng")

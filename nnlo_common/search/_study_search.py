@@ -166,7 +166,7 @@ class StudySearch:
                 return self._has_ended(coordinator)
             if world.rank <= self.search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
-                end = choose_for_others(here.channel, Replica(self.study, self._engine(), self.seed), where)
+                end = choose_for_others(here.channel, Replica(self.study, self._engine(len(blocks)), self.seed), where)
             else:
                 end = run_block(here.channel, world, self.objective)
             take_over(self.study, end.trials)  # no-op with a storage that all ranks share
@@ -186,13 +186,14 @@ class StudySearch:
             return "A rerun starts anew; add journal=FILE to resume"
         return f"Rerun the same command to resume from the journal {str(self.journal)!r}"
 
-    def _engine(self) -> optuna.samplers.BaseSampler:
-        """Return this rank's sampler."""
+    def _engine(self, blocks: int) -> optuna.samplers.BaseSampler:
+        """Return this rank's sampler, for so many blocks."""
         study, sampler = self.study, self.study.sampler
         if self.sampler is not None:
             begun = len(study.get_trials(deepcopy=False))
             sampler = engine(self.sampler, self.seed + begun, self.n_trials, study)
         if isinstance(sampler, BayesianSampler):
+            sampler.blocks = blocks
             sampler.choosers = math.inf if self.lockstep else max(1, self.search_ranks)
         return sampler
 
@@ -216,7 +217,7 @@ class StudySearch:
     ) -> Coordinator:
         """Return the coordinator; `teams`: per block, `searchers`: the teams of the search ranks."""
         found = self.study.get_trials(deepcopy=False)
-        self.study.sampler = self._engine()
+        self.study.sampler = self._engine(blocks)
         source = StudyTrials(
             self.study,
             blocks,

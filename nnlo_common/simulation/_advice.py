@@ -312,9 +312,8 @@ class Advice:
 
     def server_bytes(self, workers: int, servers: int = 1) -> float:
         """Return the memory of a server: a process with the model, its optimizer, and what workers send."""
-        base, _ = self.memory_fit
-        waiting = _SERVER_COPIES * min(workers, _MOST_WAITING) + self.facts.slots
-        return base + waiting * 4 * self.facts.parameters / servers
+        copies = _SERVER_COPIES * min(workers, _MOST_WAITING) + self.facts.slots
+        return self.facts.start_bytes + copies * 4 * self.facts.parameters / servers
 
     # -- float16 --------------------------------------------------------------------------------------
 
@@ -584,6 +583,7 @@ class Advice:
             "peak_bytes": {str(size): peak for size, peak in self.facts.peak_bytes.items()},
             "worker_bytes": self.worker_bytes(),
             "server_bytes": self.server_bytes(15),
+            "start_bytes": self.facts.start_bytes,
             "largest_batch": self.largest_batch,
             "best_batch": self.best_batch[0],
             "flushed": self.flushed,
@@ -642,6 +642,7 @@ def example_facts(
         steps_s={size: [step_s * size / batch] * 5 for size in sizes},
         read_s=[step_s / 100] * 5,
         peak_bytes={size: 200_000_000 + 100_000 * size for size in sizes},
+        start_bytes=180_000_000,
         left_bytes=4_000_000_000,
         too_large=None,
         commit_s=1e-3,

@@ -18,6 +18,7 @@ from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._memory_errors import is_out_of_memory
+from nnlo_common.base._peak_memory import HostMemory
 
 __all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "probe"]
 
@@ -138,6 +139,7 @@ class ProbeFacts:
         steps_s: seconds of steps, by the size of the batch.
         read_s: seconds to read a batch.
         peak_bytes: the most memory, by the size of the batch.
+        start_bytes: the memory of the process with the model, before its first step.
         left_bytes: memory left on the device at the start; None: unknown.
         too_large: the smallest batch that there was no memory for; None: all fitted.
         commit_s: seconds of a server for a contribution, with the core's optimizer.
@@ -160,6 +162,7 @@ class ProbeFacts:
     steps_s: Mapping[int, Sequence[float]]
     read_s: Sequence[float]
     peak_bytes: Mapping[int, int]
+    start_bytes: int
     left_bytes: int | None
     too_large: int | None
     commit_s: float
@@ -195,14 +198,14 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         raise ConfigurationError(
             f"there are {model.samples} samples, and a probe needs at least {_LEAST_SAMPLES}; name more data"
         )
-    left = model.left_bytes()
+    left, start = model.left_bytes(), HostMemory().now
     trial = _TimedSteps(model)
     trial.first()
     size = sum(one for _, one in model.layers)
     places = sampled_places(size) if size * _FEWEST * 2 > _KEPT else None
     histograms = {name: GradientHistogram() for name, _ in model.layers}
+    trial.sizes(0.35 * seconds)  # first: the gradients below leave memory behind that no training takes
     tables = [_products(model, places, histograms, 0.25 * seconds)]
-    trial.sizes(0.35 * seconds)
     trial.train(0.1 * seconds)
     tables.append(_products(model, places, histograms, 0.25 * seconds))
     return ProbeFacts(
@@ -216,6 +219,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         steps_s=trial.steps_s,
         read_s=tuple(trial.read_s),
         peak_bytes=trial.peak_bytes,
+        start_bytes=start,
         left_bytes=left,
         too_large=trial.too_large,
         commit_s=_commit_s(size, model.slots),

@@ -29,8 +29,8 @@ class TrainingReport:
         exchanges: contributions committed to this rank's shard of the centre.
         dropped: contributions that came too late (synchronous training with backup workers).
         mean_staleness: the mean staleness of contributions, in commits.
-        noise_scale: the gradient noise scale of this rank's shard (synchronous training only), in the unit of
-            the workers' weights: samples, unless they were set.
+        noise_scale: the gradient noise scale of this rank's shard, in the unit of the workers' weights:
+            samples, unless they were set; None: there is one worker, or it sends no gradients.
         gain: how much work the workers have done together, if the algorithm measures it (see `Steady`); on
             the rank whose parameters are the centre.
         progress: the samples of one process that the workers' steps were worth, if the algorithm counts them.

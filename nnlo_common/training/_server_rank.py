@@ -8,7 +8,6 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from nnlo_common.algorithms._noise_scale import NoiseScale
 from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common.base._state_tree import State, require
@@ -279,13 +278,12 @@ class ServerRank:
         staleness, peers = self._server.staleness, self._server.peers.values()
         count = sum(staleness.values())
         mean = sum(stale * times for stale, times in staleness.items()) / count if count else 0.0
-        noise: NoiseScale | None = getattr(self._server.rule, "noise_scale", None)
         return TrainingReport(
             samples=sum(peer.samples for peer in peers),
             exchanges=count,
             dropped=sum(peer.dropped for peer in peers),
             mean_staleness=mean,
-            noise_scale=noise.value if noise is not None and noise.count else None,
+            noise_scale=self._server.rule.noise_in_samples(),
             gain=(gain := self._server.rule.gain_report()),
             progress=None if gain is None else self._server.rule.progress,
             lost=tuple(self._losses),

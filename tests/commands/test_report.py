@@ -91,6 +91,18 @@ PLANTED = {
         run_of(SERVER, *(waiting(one, 5.0) for one in WORKERS)),
         r"^workers wait 50 % of their time though the servers are idle: .* lag=1$",
     ),
+    "more workers than the noise supports": (
+        # 10 samples in a contribution: with a noise scale of 5 no more than 2.5 workers.
+        run_of(replace(SERVER, exchanges=900, samples=9000, noise_scale=5.0), *WORKERS),
+        r"^3 workers are more than the gain supports: .* 10 samples .* no more than 2 are worth having",
+    ),
+    "short batches far below the critical one": (
+        run_of(
+            replace(SERVER, exchanges=900, samples=9000, noise_scale=5000.0),
+            *(waiting(one, 5.0) for one in WORKERS),
+        ),
+        r"^workers wait 50 % .*below the critical one \(5e\+03 samples, and all workers together have 30\)",
+    ),
     "few cores": (
         run_of(*(replace(one, cores=2) for one in (SERVER, *(waiting(one, 5.0) for one in WORKERS)))),
         r"^4 ranks shared 2 cores of a, so they waited for each other",
@@ -143,6 +155,10 @@ HEALTHY = {
     "memory that comes and goes": run_of(replace(SERVER, epochs=epochs(50, 200, 190, 300)), *WORKERS),
     "a loss below 0": run_of(history={"loss": [-3.0, -9.0, -2.0]}),
     "overfitting": run_of(history={"loss": [0.9, 0.2], "val_loss": [0.5, 0.9]}),
+    "a noise scale that supports all": run_of(
+        replace(SERVER, exchanges=900, samples=9000, noise_scale=50.0), *WORKERS
+    ),
+    "a noise scale of few contributions": run_of(replace(SERVER, samples=900, noise_scale=1.0), *WORKERS),
     "one rank": run_of(rank(0, "alone", shares=shares(0.01, compute=10.0))),
     "nothing yet": run_of(history={}),
     "few cores, but nobody waits for one": run_of(

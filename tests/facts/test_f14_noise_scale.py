@@ -8,7 +8,7 @@ from math import isnan
 import numpy as np
 import pytest
 
-from nnlo_common import SGD, NoiseScale, Synchronous
+from nnlo_common import EASGD, SGD, Downpour, DynSGD, NoiseScale, Steady, Synchronous
 from nnlo_common.testing import train_virtually
 
 POPULATIONS = [
@@ -117,3 +117,31 @@ def test_gradients_that_cannot_be_compared_are_left_out():
         observe=lambda worker, step: worker.set_weight(worker.rank),
     )
     assert uneven.servers[0].rule.noise_scale.count == 1  # the first step, before the weights differ
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Downpour(), Downpour(n_push=3, n_fetch=3), DynSGD(), Steady()], ids=repr
+)
+def test_a_centre_that_takes_gradients_one_by_one_measures_it_from_neighbours(algorithm):
+    """The same noise: 4 / 9 of a sample's signal, whatever the number of steps in a contribution."""
+    draw = np.random.default_rng(7)
+    size, batch = 400, 5.0
+
+    def gradient(x, rank):
+        return 3 + 2 / np.sqrt(batch) * draw.standard_normal(size)
+
+    def weigh(worker, step):
+        worker.set_weight(batch)
+
+    run = train_virtually(
+        algorithm, gradient, np.zeros(size), workers=4, steps=600, optimizer=SGD(0.0), observe=weigh
+    )
+    found = run.servers[0].rule.noise_in_samples()
+    assert found == pytest.approx(4 / 9, rel=0.1)
+
+
+def test_one_worker_and_weights_show_no_noise():
+    alone = train_virtually(Downpour(), lambda x, rank: x, [1.0], workers=1, steps=99, optimizer=SGD(0.0))
+    elastic = train_virtually(EASGD(every=1), lambda x, rank: x, [1.0], workers=2, steps=99)
+    for run in (alone, elastic):
+        assert run.servers[0].rule.noise_in_samples() is None

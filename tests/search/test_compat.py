@@ -125,6 +125,17 @@ def test_a_gaussian_process_is_told_of_noise():
     assert prior.DEFAULT_MINIMUM_NOISE_VAR == _compat.LEAST_NOISE, f"{CHANGED}: its least noise is another"
 
 
+def test_a_process_looks_at_as_many_places_as_in_optuna_or_at_fewer():
+    plain, process = GPSampler(seed=1), GPSampler(seed=1)
+    _compat.look_less(process, hurried=True)
+    fewer = vars(process).copy()
+    _compat.look_less(process, hurried=False)
+    for name, (usual, less) in _compat._LOOKS.items():
+        assert getattr(plain, name) == getattr(process, name) == usual, f"{CHANGED}: GPSampler.{name}"
+        assert fewer[name] == less < usual
+        assert f"self.{name}" in inspect.getsource(GPSampler), f"{CHANGED}: GPSampler makes no use of {name}"
+
+
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_what_a_brute_force_sampler_has_tried_is_known():
     sampler = BruteForceSampler(seed=1)
@@ -170,6 +181,7 @@ class Bare:
         (lambda bare: _compat.chosen_together(bare, {}, {}), "_relative_params"),
         (lambda bare: _compat.can_have(bare, 1), "_contains"),
         (lambda bare: _compat.tell_noise(bare, 1), "_minimum_noise"),
+        (lambda bare: _compat.look_less(bare, hurried=True), "_n_preliminary_samples"),
         (_compat.numbers_of, "_rng"),
         (lambda bare: _compat.Tried(bare).children, "children"),
         (lambda bare: _compat.Tried(bare).left(), "count_unexpanded"),

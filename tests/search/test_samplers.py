@@ -96,8 +96,29 @@ def test_bayesian_keeps_up_with_the_blocks(seconds, chosen):
     for trial in study.get_trials(deepcopy=False):
         trial.user_attrs[SECONDS] = seconds
     assert sampler._chooser(study) is sampler.process, "nobody waits but this one trial"
-    study.ask()
+    study.ask().suggest_float("x", 0, 1)  # in a hurry, if trials are short
     assert type(sampler._chooser(study)) is chosen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "blocks", "chosen", "hurried"),
+    [
+        (1.0, 4, GPSampler, False),  # 4 blocks with 0.2 s for each choice
+        (1.0, None, GPSampler, True),  # 9 trials would ask in the same time
+        (0.5, 4, GPSampler, True),
+        (0.3, 4, TPESampler, True),
+    ],
+)
+def test_a_process_that_cannot_keep_up_hurries_first(seconds, blocks, chosen, hurried):
+    study = with_folds(np.random.default_rng(1).normal(size=(12, 3)))
+    study.sampler = sampler = BayesianSampler(seed=1)
+    for _ in range(9):  # four train, and others are chosen ahead
+        study.ask()
+    for trial in study.get_trials(deepcopy=False):
+        trial.user_attrs[SECONDS] = seconds
+    sampler.blocks, sampler._choosing_s = blocks, [0.2, 0.1]
+    assert type(sampler._chooser(study)) is chosen
+    assert chosen is TPESampler or sampler._hurried == hurried
 
 
 def smooth(trial):

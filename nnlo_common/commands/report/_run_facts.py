@@ -91,6 +91,7 @@ class RankFacts:
         samples_of_usage: about one for each second.
         shares: where its time went; None: unknown.
         gain: how much work the workers have done together; None: it is not measured here.
+        noise_scale: the gradient noise scale at the end, in samples; None: the same.
     """
 
     rank: int
@@ -109,6 +110,7 @@ class RankFacts:
     epochs: Sequence[EpochFacts] = ()
     shares: TimeShares | None = None
     gain: GainReport | None = None
+    noise_scale: float | None = None
 
     @property
     def trains(self) -> bool:

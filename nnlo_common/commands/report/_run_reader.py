@@ -133,6 +133,7 @@ class _RankLines:
             samples_of_usage=self._samples,
             shares=_shares(epochs, self._spent),
             gain=_gain(self._last.get("gain")),
+            noise_scale=_number(self._last.get("noise_scale")),
         )
 
     def _take(self, line: Mapping[str, Any]) -> None:

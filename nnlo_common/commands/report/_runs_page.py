@@ -114,6 +114,8 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
     facts["time"] = "it has not ended" if run.seconds is None else lasting(run.seconds)
     if run.center is not None and run.center.gain is not None:
         facts["gain"] = str(run.center.gain)
+    if run.center is not None and run.center.noise_scale is not None:
+        facts["noise scale"] = f"{run.center.noise_scale:.3g} samples at the end: the critical batch"
     facts |= {**run.layout, **run.versions}
     told = [[name, value] for name, value in facts.items() if value]
     parts += [f"<h2>{escape(heading)}With what</h2>", html_table(["what", "value"], told, long=True)]

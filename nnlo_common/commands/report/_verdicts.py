@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 
+from nnlo_common.algorithms._gain import worth_having
 from nnlo_common.base._plural import plural
 from nnlo_common.commands.report._reading_verdict import reading
 from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
@@ -19,6 +20,8 @@ _VALIDATED = 0.3
 #: How far a loss may rise above its lowest value, and memory from the second epoch to the last.
 _ROSE, _GREW = 1.5, 1.2
 _FEWEST_EPOCHS = 4
+#: Contributions that a noise scale needs to be believed.
+_FEWEST_EXCHANGES = 200
 #: The share of their time that ranks may wait for a core.
 _STARVED = 0.15
 
@@ -126,6 +129,7 @@ def _waits(run: RunFacts) -> Iterator[str]:
         yield (
             f"workers wait {100 * waited:.0f} % of their time though the servers are idle: the batches are "
             "short for the way to the server; use a larger batch, a larger every, or lag=1"
+            f"{_below_critical(run)}"
         )
 
 
@@ -141,10 +145,44 @@ def _validation(run: RunFacts) -> Iterator[str]:
 
 def _gain(run: RunFacts) -> Iterator[str]:
     gain = None if run.center is None else run.center.gain
+    if gain is None:
+        yield from _noise(run)
     if gain is not None and gain.worth_having is not None and gain.workers > gain.worth_having:
         yield (
             f"{gain}: start fewer ranks, or train with larger batches or a larger learning rate on as many"
         )
+
+
+def _noise(run: RunFacts) -> Iterator[str]:
+    """Tell of more workers than the noise of their gradients supports."""
+    center, batch = run.center, _samples_together(run)
+    if center is None or center.noise_scale is None or batch is None or center.exchanges < _FEWEST_EXCHANGES:
+        return
+    worth = worth_having(center.noise_scale / batch, 1.0)
+    if run.workers_count > worth:
+        yield (
+            f"{run.workers_count} workers are more than the gain supports: with contributions of {batch:.0f} "
+            f"samples and a noise scale of {center.noise_scale:.3g} no more than {worth:.0f} are worth "
+            f"having; "
+            "start fewer ranks"
+        )
+
+
+def _samples_together(run: RunFacts) -> float | None:
+    """Return the samples of a contribution."""
+    center = run.center
+    return center.samples / center.exchanges if center is not None and center.exchanges else None
+
+
+def _below_critical(run: RunFacts) -> str:
+    """Return what to add where larger batches would cost nothing."""
+    noise, batch = None if run.center is None else run.center.noise_scale, _samples_together(run)
+    if noise is None or not batch or noise < 4 * run.workers_count * batch:
+        return ""
+    return (
+        f"; the batches are below the critical one ({noise:.3g} samples, and all workers together have "
+        f"{run.workers_count * batch:.0f}), so that twice as large ones cost nothing"
+    )
 
 
 def _drops(run: RunFacts) -> Iterator[str]:

@@ -291,15 +291,16 @@ class FactsWriter:
 
 
 def _gain(report: TrainingReport) -> dict[str, Any]:
-    """Return how much work the workers have done together since the start, if it is measured."""
-    gain = report.gain
+    """Return the noise scale, and how much work the workers have done together, as far as it is measured."""
+    gain, noise = report.gain, report.noise_scale
+    told = {"noise_scale": round(noise, 6)} if noise is not None and math.isfinite(noise) else {}
     if gain is None:
-        return {}
+        return told
     worth = (
         None if gain.worth_having is None or math.isinf(gain.worth_having) else round(gain.worth_having, 3)
     )
     numbers = {"batches": round(gain.batches, 3), "progress": round(gain.progress, 6)}
-    return {
+    return told | {
         "gain": {
             "workers": gain.workers,
             **numbers,
