@@ -18,6 +18,7 @@ from nnlo_common.inference._rows import (
     RowOptions,
     files_in,
     models_in,
+    one_model,
     predict_rows,
     source_of,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Figure",
     "files_in",
     "models_in",
+    "one_model",
     "infer_over_tiles",
     "Prediction",
     "predict_rows",

@@ -136,7 +136,7 @@ class PieceMaps:
         try:
             new_folder(self.folder)
             for name in sorted(arrays):  # the map last: it says that the piece is there
-                with whole_file(self._file(piece, name)) as file:
+                with whole_file(self._file(piece, name), synced=False) as file:
                     np.save(file, arrays[name], allow_pickle=False)
         except OSError as error:
             raise full_disk(self._path, error) from None

@@ -54,6 +54,7 @@ __all__ = [
     "RowOptions",
     "files_in",
     "models_in",
+    "one_model",
     "predict_rows",
     "sink_class",
     "source_of",
@@ -251,6 +252,14 @@ def models_in(model: Any, kind: type[Any], called: str) -> list[Any]:
     if not models or not all(isinstance(one, kind) for one in models):
         raise ConfigurationError(f"model={model!r:.60}: give {called}, or several")
     return models
+
+
+def one_model(model: Any, kind: type[Any], called: str) -> Any:
+    """Return the model that a user passes; refuse several."""
+    models = models_in(model, kind, called)
+    if len(models) > 1:
+        raise ConfigurationError(f"there are {len(models)} models, but this is for one model; give {called}")
+    return models[0]
 
 
 def source_of(data: Any, reading: Reading, array: Callable[[Any], Any]) -> Any:
