@@ -48,6 +48,7 @@ LESSONS = [
     "docs/tutorial_gan.md",
     "docs/tutorial_loop.md",
     "docs/tutorial_search.md",
+    "docs/tutorial_volume.md",
 ]
 LONG = {*LESSONS, "docs/tutorial_survive.md"}
 ALONE = [
