@@ -12,7 +12,7 @@ from __future__ import annotations
 from nnlo_common.inference._figures import ROC, Confusion, Figure
 from nnlo_common.inference._rows import (
     ArraySource,
-    Compute,
+    BatchModel,
     Ensemble,
     Prediction,
     RowOptions,
@@ -26,16 +26,16 @@ from nnlo_common.inference._tile_run import TileOptions, TileResult, infer_over_
 
 __all__ = [
     "ArraySource",
-    "Compute",
+    "BatchModel",
     "Confusion",
     "Ensemble",
     "Figure",
     "files_in",
+    "infer_over_tiles",
     "models_in",
     "one_model",
-    "infer_over_tiles",
-    "Prediction",
     "predict_rows",
+    "Prediction",
     "ROC",
     "RowOptions",
     "source_of",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.inference._rows import Compute
+from nnlo_common.inference._rows import BatchModel
 from nnlo_common.inference._structure import named_arrays
 
 __all__ = ["ReceptiveField", "check_fits", "measured_field"]
@@ -60,7 +60,7 @@ class ReceptiveField:
 
 
 def measured_field(
-    compute: Compute, channels: int, dtype: Any, axes: int, tile: Sequence[int] | None = None
+    compute: BatchModel, channels: int, dtype: Any, axes: int, tile: Sequence[int] | None = None
 ) -> ReceptiveField:
     """Measure the receptive field of a model whose outputs are as large as its inputs.
 
@@ -85,7 +85,14 @@ class _Probe:
     """A measurement along one axis."""
 
     def __init__(
-        self, compute: Compute, channels: int, dtype: Any, *, axes: int, axis: int, tile: Sequence[int] | None
+        self,
+        compute: BatchModel,
+        channels: int,
+        dtype: Any,
+        *,
+        axes: int,
+        axis: int,
+        tile: Sequence[int] | None,
     ) -> None:
         self._compute, self._channels, self._dtype = compute, channels, np.dtype(dtype)
         self._axes, self._axis, self._tile = axes, axis, tile

@@ -34,7 +34,7 @@ from nnlo_common.inference._figures import Figure, added, as_json, results
 from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._running import (
-    Progress,
+    PieceProgress,
     RecordedJob,
     WriteQueue,
     agreed,
@@ -48,7 +48,7 @@ from nnlo_common.inference.sinks import FORMATS, MemorySink, PieceWriter, Region
 
 __all__ = [
     "ArraySource",
-    "Compute",
+    "BatchModel",
     "Ensemble",
     "Prediction",
     "RowOptions",
@@ -65,7 +65,7 @@ _PIECE_BYTES = 2**20  # smaller pieces cost more in files than they bring in bal
 _SLAB_BYTES = 2**24  # read at once
 
 
-class Compute(Protocol):
+class BatchModel(Protocol):
     """A model, as its framework calls it."""
 
     def begin(self, features: Any) -> Any:
@@ -94,7 +94,7 @@ class Ensemble:
         {'prediction': array([2., 2.]), 'prediction_spread': array([1., 1.])}
     """
 
-    def __init__(self, members: Sequence[Compute]) -> None:
+    def __init__(self, members: Sequence[BatchModel]) -> None:
         self._members = members
 
     def begin(self, features: Any) -> Any:
@@ -288,7 +288,7 @@ def files_in(data: Any) -> bool:
 
 
 def predict_rows(
-    compute: Compute,
+    compute: BatchModel,
     data: Any,
     path: str | Path | None,
     options: RowOptions,
@@ -298,7 +298,7 @@ def predict_rows(
     reading: Reading | None = None,
     array: Callable[[Any], Any] = np.asarray,
 ) -> Prediction:
-    """Compute the outputs of all samples of a source (collective).
+    """BatchModel the outputs of all samples of a source (collective).
 
     Args:
         compute: the model.
@@ -342,7 +342,7 @@ def predict_rows(
         job = None
         if world is None or world.rank == 0:
             share = share_of(rows.pieces, part)
-            progress = Progress("nnlo predict") if options.progress else lambda done, pieces: None
+            progress = PieceProgress("nnlo predict") if options.progress else lambda done, pieces: None
             job = RecordedJob(rows.pieces, sink, rows.regions, journal, share=share, progress=progress)
         with closing(rows.writing_to(sink)) as work:
             told = run_pieces(world, job, work)
@@ -384,7 +384,7 @@ def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int) -> Any
 class _Rows:
     """The batches and pieces of a prediction, and what the model makes of them."""
 
-    def __init__(self, compute: Compute, source: Source, kept: Any, options: RowOptions) -> None:
+    def __init__(self, compute: BatchModel, source: Source, kept: Any, options: RowOptions) -> None:
         self.compute, self.source, self.kept, self.options = compute, source, kept, options
         self.size = sum(source.lengths)
         self.batch = min(options.batch_size, max(self.size, 1))
@@ -472,7 +472,7 @@ class _Rows:
                 )
 
     def _tried(self) -> dict[str, Whole]:
-        """Compute the first batch, and return the arrays of the result."""
+        """BatchModel the first batch, and return the arrays of the result."""
         arrays, kept = self.read((0, self.batch))
         features = self.source.assemble(arrays)[0]
         try:
@@ -520,7 +520,7 @@ class _RowWork:
         self._writer: PieceWriter | None = None
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """Compute a piece, and yield after each batch."""
+        """BatchModel a piece, and yield after each batch."""
         rows, under_way = self._rows, None
         start, stop = rows.span(piece)
         self._queue.put(lambda: self._open(piece))

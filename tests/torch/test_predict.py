@@ -88,8 +88,8 @@ def test_an_ensemble_and_half_precision():
 
 
 def test_the_weights_of_all_ranks_must_be_equal():
+    models = [model(0), model(1)]
     with pytest.raises(ConfigurationError, match="rank 1 has another model than rank 0"):
-        models = [model(0), model(1)]
         on_ranks(2, lambda world: nt.predict(models[world.rank], X, world=world))
 
 
