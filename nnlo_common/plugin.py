@@ -52,7 +52,16 @@ from nnlo_common.data import (
 )
 from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
-from nnlo_common.inference import Ensemble, RowOptions, TileOptions, infer_over_tiles, models_in, predict_rows
+from nnlo_common.inference import (
+    Ensemble,
+    RowOptions,
+    TileOptions,
+    infer_over_tiles,
+    models_in,
+    one_model,
+    predict_rows,
+)
+from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
@@ -173,6 +182,7 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "mark_of",
+    "measured_field",
     "models_in",
     "Moment",
     "Moves",
@@ -181,6 +191,7 @@ __all__ = [
     "Note",
     "NoteQuery",
     "npz_arrays",
+    "one_model",
     "optimize",
     "OtherProject",
     "own_gpu",

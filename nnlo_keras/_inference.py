@@ -21,6 +21,7 @@ from nnlo_common.plugin import (
     infer_over_tiles,
     launched,
     models_in,
+    one_model,
     predict_rows,
 )
 from nnlo_keras._compat import synchronise
@@ -120,6 +121,12 @@ def infer_tiles(
     batch_size: int = 1,
     reduce: str | float | Callable[[Any], Any] | None = None,
     flips: str = "",
+    objects: Literal["label"] | Callable[[Any], Any] | None = None,
+    connectivity: int = 1,
+    table: bool = False,
+    points: Callable[[Any], Any] | None = None,
+    boxes: Callable[[Any], Any] | None = None,
+    context: int = 16,
     dtype: Literal["float16", "float32", "float64"] | None = None,
     compression: str | None = None,
     overwrite: bool = False,
@@ -157,6 +164,14 @@ def infer_tiles(
             volume never exists: "argmax" over channels, a number as threshold, or a function of arrays
             (channels, ...).
         flips: axes along which the tile is flipped, too; the result is the mean, e.g. "zyx" of eight.
+        objects: number the objects of the map, also where they cross tiles, and write the numbers: "label":
+            the connected parts of each value but 0, by scipy; or a function that labels the map of a piece.
+        connectivity: of objects: 1: over faces; 2: over edges, too; and so on.
+        table: write a table of the objects, too, OUT.csv: value, size, box and centre.
+        points: find points: a function of a map that returns a row for each, beginning with its place there;
+            `out` is a .npy file of all rows, each once, in coordinates of the volume.
+        boxes: find boxes: rows with the begins, then the ends, along each axis.
+        context: how many voxels around a piece the function for points or boxes sees; at least a box's size.
         dtype: of the floats that are written; None: as the model has them.
         compression: of an .h5 file, "gzip" or "lzf".
         overwrite: remove an earlier result.
@@ -175,7 +190,7 @@ def infer_tiles(
         >>> found.margin, found.outputs.shape
         ((1, 1), (20, 30))
     """
-    (model,) = models_in(model, keras.Model, "a keras.Model")
+    model = one_model(model, keras.Model, "a keras.Model")
     options = TileOptions(
         tile=tile,
         margin=margin,
@@ -187,6 +202,12 @@ def infer_tiles(
         batch_size=batch_size,
         reduce=reduce,
         flips=flips,
+        objects=objects,
+        connectivity=connectivity,
+        table=table,
+        points=points,
+        boxes=boxes,
+        context=context,
         dtype=dtype,
         compression=compression,
         overwrite=overwrite,

@@ -10,15 +10,19 @@ import ast
 import io
 import json
 import math
+import os
 import re
 import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from nnlo_common.base._file_access import readable_file
 
 __all__ = [
     "DEEPEST",
@@ -28,6 +32,7 @@ __all__ = [
     "LARGEST_YAML",
     "MOST_DIGITS",
     "check_stored",
+    "mapped_array",
     "npz_arrays",
     "parsed_json",
     "parsed_toml",
@@ -119,6 +124,47 @@ def npz_arrays(data: bytes) -> dict[str, npt.NDArray[Any]]:
         for member in _stored_members(archive, len(data)):
             found[member.filename.removesuffix(".npy")] = _array(archive.read(member))
     return found
+
+
+def mapped_array(path: str | Path, *, follow: bool = True) -> npt.NDArray[Any]:
+    """Return the array of an .npy file, mapped into memory; arrays of objects are refused.
+
+    Args:
+        path: of the file.
+        follow: it may be a link.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is none, or declares more than it holds.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        ...     np.save(file, np.arange(3))
+        ...     file.flush()
+        ...     mapped_array(file.name).tolist()
+        [0, 1, 2]
+    """
+    with _value_errors(but=OSError), readable_file(path, follow=follow) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"its format is of version {version}")
+        shape, fortran, dtype = _HEADERS[version](file, max_header_size=_LONGEST_HEADER)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which could run code")
+        begin, size = file.tell(), os.fstat(file.fileno()).st_size
+        if math.prod(shape) * dtype.itemsize != size - begin:
+            raise ValueError(f"it claims {shape!r:.60} of {dtype}, but has {size - begin} bytes")
+        order: Literal["C", "F"] = "F" if fortran else "C"
+        if not math.prod(shape):
+            return np.empty(shape, dtype, order)
+        return np.memmap(file, dtype, "r", begin, shape, order)
+
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def check_stored(data: bytes) -> None:

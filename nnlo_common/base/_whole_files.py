@@ -54,10 +54,14 @@ def _obstacle(path: Path) -> str:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
     """Yield a new file to write to, and name it `path` at the end: no reader sees half a file.
 
     An error removes it. A link in its place is replaced, not followed.
+
+    Args:
+        path: of the file.
+        synced: wait for the disk; False for files that are made again after a power cut.
 
     Example:
         >>> import tempfile
@@ -71,7 +75,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     with _renamed(fresh, path), new_file(fresh) as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
+        if synced:
+            os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
 
 
 def write_whole(path: Path, data: bytes | str) -> None:

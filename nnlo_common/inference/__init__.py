@@ -12,12 +12,13 @@ from __future__ import annotations
 from nnlo_common.inference._figures import ROC, Confusion, Figure
 from nnlo_common.inference._rows import (
     ArraySource,
-    Compute,
+    BatchModel,
     Ensemble,
     Prediction,
     RowOptions,
     files_in,
     models_in,
+    one_model,
     predict_rows,
     source_of,
 )
@@ -25,15 +26,16 @@ from nnlo_common.inference._tile_run import TileOptions, TileResult, infer_over_
 
 __all__ = [
     "ArraySource",
-    "Compute",
+    "BatchModel",
     "Confusion",
     "Ensemble",
     "Figure",
     "files_in",
-    "models_in",
     "infer_over_tiles",
-    "Prediction",
+    "models_in",
+    "one_model",
     "predict_rows",
+    "Prediction",
     "ROC",
     "RowOptions",
     "source_of",

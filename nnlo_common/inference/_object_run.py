@@ -32,7 +32,7 @@ from nnlo_common.inference._objects import (
 )
 from nnlo_common.inference._pieces import Following, PieceWork, run_pieces
 from nnlo_common.inference._running import (
-    Progress,
+    PieceProgress,
     RecordedJob,
     WriteQueue,
     agreed,
@@ -109,7 +109,7 @@ def find_objects(
     progress: bool,
     sink_class: Callable[[Path], type[Sink]],
 ) -> FoundObjects:
-    """Compute the maps of all pieces, and find objects in them (collective).
+    """BatchModel the maps of all pieces, and find objects in them (collective).
 
     Args:
         run: the job of tiles.
@@ -179,7 +179,7 @@ def _done(
     """Do all pieces of a phase."""
     job = None
     if world is None or world.rank == 0:
-        tell = Progress("nnlo tile") if progress else lambda done, pieces: None
+        tell = PieceProgress("nnlo tile") if progress else lambda done, pieces: None
         job = RecordedJob(run.pieces, sink, run.regions, journal, share=share, progress=tell)
     if not hasattr(work, "close"):
         return run_pieces(world, job, work)

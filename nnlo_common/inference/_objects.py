@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.base._file_access import new_folder, readable_file, remove_tree
+from nnlo_common.base._file_access import new_folder, remove_tree
+from nnlo_common.base._limited_formats import mapped_array
 from nnlo_common.base._whole_files import whole_file
 from nnlo_common.inference._journal import full_disk, parts_folder
 from nnlo_common.inference._pieces import Following
@@ -136,7 +137,7 @@ class PieceMaps:
         try:
             new_folder(self.folder)
             for name in sorted(arrays):  # the map last: it says that the piece is there
-                with whole_file(self._file(piece, name)) as file:
+                with whole_file(self._file(piece, name), synced=False) as file:
                     np.save(file, arrays[name], allow_pickle=False)
         except OSError as error:
             raise full_disk(self._path, error) from None
@@ -145,13 +146,11 @@ class PieceMaps:
         """Return an array of a piece, mapped into memory."""
         path = self._file(piece, name)
         try:
-            readable_file(path, follow=False).close()
-            found: _Array = np.load(path, mmap_mode="r", allow_pickle=False)
+            return mapped_array(path, follow=False)
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"{path} cannot be read ({error}); begin anew with --overwrite (overwrite=True)"
             ) from None
-        return found
 
     def within(self, item: int, region: Region) -> Iterator[tuple[int, Region, Region]]:
         """Yield the pieces that have some of a region: the number, its part there, and that part here."""

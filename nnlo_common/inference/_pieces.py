@@ -1,7 +1,7 @@
 """Work in pieces over ranks: the first rank shares it out, computes too, and notes what is done.
 
-    every rank ─► the first      Ask (I begin my last piece), Done (a piece is written)
-    the first ─► the one that asked     Work (its next pieces)
+    every rank ─► the first      AskPieces (I begin my last piece), PieceDone (a piece is written)
+    the first ─► the one that asked     NextPieces (its next pieces)
     the first ─► all             End (all is written; the result)
 
 Requirements that shaped this module:
@@ -56,14 +56,14 @@ class PieceWork(Protocol):
     """One rank's way to do a piece."""
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """Compute a piece; yield now and then, so that other ranks are answered."""
+        """BatchModel a piece; yield now and then, so that other ranks are answered."""
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the pieces written since the last call, in order, each with a note; `wait` for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskPieces:
     """I need pieces soon."""
 
 
@@ -81,8 +81,8 @@ class PieceDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The answer to `Ask`.
+class NextPieces:
+    """The answer to `AskPieces`.
 
     Attributes:
         pieces: to do next; none: nothing is free now.
@@ -104,8 +104,8 @@ class AllDone:
     result: Any
 
 
-_Message: TypeAlias = Ask | PieceDone | Work | AllDone
-_KINDS: tuple[type[Any], ...] = (Ask, PieceDone, Work, AllDone)
+_Message: TypeAlias = AskPieces | PieceDone | NextPieces | AllDone
+_KINDS: tuple[type[Any], ...] = (AskPieces, PieceDone, NextPieces, AllDone)
 
 
 class PieceCoordinator:
@@ -122,12 +122,12 @@ class PieceCoordinator:
         ...         print("done", piece)
         >>> one = PieceCoordinator(Three(), [0, 1])
         >>> one.ask(0), one.ask(1)
-        (Work(pieces=(4,), over=False), Work(pieces=(5,), over=False))
+        (NextPieces(pieces=(4,), over=False), NextPieces(pieces=(5,), over=False))
         >>> one.lost(1)
         >>> one.done(0, 4, None)
         done 4
         >>> one.ask(0)
-        Work(pieces=(5,), over=False)
+        NextPieces(pieces=(5,), over=False)
     """
 
     def __init__(self, job: PieceJob, ranks: Iterable[int]) -> None:
@@ -139,7 +139,7 @@ class PieceCoordinator:
         self._held: dict[int, list[int]] = {rank: [] for rank in ranks}  # positions that are not written
         self.working = set(self._held)
 
-    def ask(self, rank: int) -> Work | None:
+    def ask(self, rank: int) -> NextPieces | None:
         """Return a rank's next pieces; None: `answers` has them later."""
         while True:
             held = self._held[rank]
@@ -147,12 +147,12 @@ class PieceCoordinator:
             if lease is WAIT:
                 return None
             if lease is None:
-                return self._told(rank, Work((), over=not held))
+                return self._told(rank, NextPieces((), over=not held))
             # A dead rank may have written some of them.
             fresh = [at for at in range(lease.start, lease.stop) if at not in self._done]
             held += fresh
             if fresh:
-                return Work(tuple(self._pieces[at] for at in fresh), over=False)
+                return NextPieces(tuple(self._pieces[at] for at in fresh), over=False)
 
     def done(self, rank: int, piece: int, note: Any) -> None:
         """Record that a rank has written a piece."""
@@ -172,18 +172,18 @@ class PieceCoordinator:
             del self._held[rank]
             self.working.discard(rank)
 
-    def answers(self) -> list[tuple[int, Work]]:
+    def answers(self) -> list[tuple[int, NextPieces]]:
         """Return the answers that are ready for waiting ranks."""
-        found: list[tuple[int, Work]] = []
+        found: list[tuple[int, NextPieces]] = []
         for rank, lease in self._ledger.answers():
             fresh = (
                 [] if lease is None else [at for at in range(lease.start, lease.stop) if at not in self._done]
             )
             self._held[rank] += fresh
             if lease is None:
-                found.append((rank, self._told(rank, Work((), over=True))))
+                found.append((rank, self._told(rank, NextPieces((), over=True))))
             elif fresh:
-                found.append((rank, Work(tuple(self._pieces[at] for at in fresh), over=False)))
+                found.append((rank, NextPieces(tuple(self._pieces[at] for at in fresh), over=False)))
             elif (again := self.ask(rank)) is not None:
                 found.append((rank, again))
         return found
@@ -194,7 +194,7 @@ class PieceCoordinator:
         leased = [at for lease in self._ledger.held(rank) for at in range(lease.start, lease.stop)]
         return next((len(leased) - place for place, at in enumerate(leased) if at in held), 0)
 
-    def _told(self, rank: int, work: Work) -> Work:
+    def _told(self, rank: int, work: NextPieces) -> NextPieces:
         if work.over:
             self.working.discard(rank)
         return work
@@ -249,7 +249,7 @@ class _WorkLink(AbstractContextManager["_WorkLink"]):
     def ask(self) -> None:
         raise NotImplementedError
 
-    def answer(self, *, wait: bool) -> Work | None:
+    def answer(self, *, wait: bool) -> NextPieces | None:
         raise NotImplementedError
 
     def report(self, done: Iterable[tuple[int, Any]]) -> None:
@@ -276,7 +276,7 @@ class _WorkLink(AbstractContextManager["_WorkLink"]):
 def _link(world: RankWorld | None, job: PieceJob | None) -> _WorkLink:
     if world is None or world.size == 1:
         assert job is not None
-        return _Here(job, None, 1)
+        return _FirstRank(job, None, 1)
     if not hasattr(world, "mail"):
         raise ConfigurationError(
             "several ranks of a trial cannot share a prediction; predict after the search, or with one "
@@ -285,25 +285,25 @@ def _link(world: RankWorld | None, job: PieceJob | None) -> _WorkLink:
         )
     mail: Mail = world.mail()
     if world.rank != _COORDINATOR:
-        return _There(mail)
+        return _OtherRank(mail)
     assert job is not None
-    return _Here(job, mail, world.size)
+    return _FirstRank(job, mail, world.size)
 
 
-class _Here(_WorkLink):
+class _FirstRank(_WorkLink):
     """The first rank's connection: it has the coordinator."""
 
     def __init__(self, job: PieceJob, mail: Mail | None, size: int) -> None:
         self._job, self._mail = job, mail
         self._coordinator = PieceCoordinator(job, range(size))
-        self._answer: Work | None = None
+        self._answer: NextPieces | None = None
         self._living = set(range(1, size))
 
     def ask(self) -> None:
         self._answer = self._coordinator.ask(_COORDINATOR)
         self._send_answers()
 
-    def answer(self, *, wait: bool) -> Work | None:
+    def answer(self, *, wait: bool) -> NextPieces | None:
         while wait and self._answer is None:
             self._take_in(None)
         answer, self._answer = self._answer, None
@@ -340,7 +340,7 @@ class _Here(_WorkLink):
             message = _from_text(text, f"the message from rank {rank}")
             if isinstance(message, PieceDone):
                 self._coordinator.done(rank, message.piece, message.note)
-            elif isinstance(message, Ask) and (answer := self._coordinator.ask(rank)) is not None:
+            elif isinstance(message, AskPieces) and (answer := self._coordinator.ask(rank)) is not None:
                 self._send(rank, answer)
         self._send_answers()
         return True
@@ -349,25 +349,25 @@ class _Here(_WorkLink):
         for rank, answer in self._coordinator.answers():
             self._send(rank, answer)
 
-    def _send(self, rank: int, answer: Work) -> None:
+    def _send(self, rank: int, answer: NextPieces) -> None:
         if rank == _COORDINATOR:
             self._answer = answer
         elif self._mail is not None:
             self._mail.send(rank, _to_text(answer))
 
 
-class _There(_WorkLink):
+class _OtherRank(_WorkLink):
     """Another rank's connection."""
 
     def __init__(self, mail: Mail) -> None:
         self._mail = mail
 
     def ask(self) -> None:
-        self._mail.send(_COORDINATOR, _to_text(Ask()))
+        self._mail.send(_COORDINATOR, _to_text(AskPieces()))
 
-    def answer(self, *, wait: bool) -> Work | None:
+    def answer(self, *, wait: bool) -> NextPieces | None:
         message = self._receive(wait=wait)
-        assert message is None or isinstance(message, Work)
+        assert message is None or isinstance(message, NextPieces)
         return message
 
     def report(self, done: Iterable[tuple[int, Any]]) -> None:

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.inference._rows import Compute
+from nnlo_common.inference._rows import BatchModel
 from nnlo_common.inference._structure import named_arrays
 
 __all__ = ["ReceptiveField", "check_fits", "measured_field"]
 
-_DRAWS = 2  # a ReLU may hide a path for one input
+_DRAWS, _VALUES = 2, 32  # a ReLU or a maximum may hide a path for one input: so often, and for so many values
+_LARGE = 4.0  # changed values are larger than others, so that they are the maximum at times
 _LARGEST_PERIOD = 32
 _UNALIGNED = 8  # positions that are changed where no period is found
 _SIZES = (64, 128, 256, 512)
@@ -59,7 +60,7 @@ class ReceptiveField:
 
 
 def measured_field(
-    compute: Compute, channels: int, dtype: Any, axes: int, tile: Sequence[int] | None = None
+    compute: BatchModel, channels: int, dtype: Any, axes: int, tile: Sequence[int] | None = None
 ) -> ReceptiveField:
     """Measure the receptive field of a model whose outputs are as large as its inputs.
 
@@ -84,7 +85,14 @@ class _Probe:
     """A measurement along one axis."""
 
     def __init__(
-        self, compute: Compute, channels: int, dtype: Any, *, axes: int, axis: int, tile: Sequence[int] | None
+        self,
+        compute: BatchModel,
+        channels: int,
+        dtype: Any,
+        *,
+        axes: int,
+        axis: int,
+        tile: Sequence[int] | None,
     ) -> None:
         self._compute, self._channels, self._dtype = compute, channels, np.dtype(dtype)
         self._axes, self._axis, self._tile = axes, axis, tile
@@ -129,14 +137,15 @@ class _Probe:
         size = shape[self._axis]
         middle = (size - positions) // 2
         before = after = 0
-        for _ in range(_DRAWS):
+        values = self._channels * math.prod(shape) // size
+        for _ in range(max(_DRAWS, _VALUES // values)):
             base = self._noise(shape)
             first = self._outputs(base)
             noise = 4 * float(np.abs(first - self._outputs(base)).max(initial=0))
             for at in range(middle, middle + positions):
                 moved = base.copy()
                 place: Any = (slice(None), *(slice(None),) * self._axis, at)
-                moved[place] = self._noise(moved[place].shape, raw=True)
+                moved[place] = self._noise(moved[place].shape, raw=True, scale=_LARGE)
                 outputs = np.abs(self._outputs(moved) - first).max(axis=self._others(first))
                 changed = np.flatnonzero(outputs > noise)
                 if len(changed):
@@ -165,12 +174,12 @@ class _Probe:
     def _window(self, array: npt.NDArray[Any], start: int, size: int) -> npt.NDArray[Any]:
         return array[(slice(None),) * (1 + self._axis) + (slice(start, start + size),)]
 
-    def _noise(self, shape: tuple[int, ...], *, raw: bool = False) -> npt.NDArray[Any]:
+    def _noise(self, shape: tuple[int, ...], *, raw: bool = False, scale: float = 1.0) -> npt.NDArray[Any]:
         full = shape if raw else (self._channels, *shape)
         if self._dtype.kind in "biu":
             top = 2 if self._dtype.kind == "b" else min(int(np.iinfo(self._dtype).max), 255) + 1
             return self._draw.integers(0, top, full).astype(self._dtype)
-        return self._draw.standard_normal(full).astype(self._dtype)
+        return (scale * self._draw.standard_normal(full)).astype(self._dtype)
 
     def _outputs(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return all outputs of one tile, joined along their channels."""

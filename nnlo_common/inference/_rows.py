@@ -34,7 +34,7 @@ from nnlo_common.inference._figures import Figure, added, as_json, results
 from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._running import (
-    Progress,
+    PieceProgress,
     RecordedJob,
     WriteQueue,
     agreed,
@@ -48,12 +48,13 @@ from nnlo_common.inference.sinks import FORMATS, MemorySink, PieceWriter, Region
 
 __all__ = [
     "ArraySource",
-    "Compute",
+    "BatchModel",
     "Ensemble",
     "Prediction",
     "RowOptions",
     "files_in",
     "models_in",
+    "one_model",
     "predict_rows",
     "sink_class",
     "source_of",
@@ -64,7 +65,7 @@ _PIECE_BYTES = 2**20  # smaller pieces cost more in files than they bring in bal
 _SLAB_BYTES = 2**24  # read at once
 
 
-class Compute(Protocol):
+class BatchModel(Protocol):
     """A model, as its framework calls it."""
 
     def begin(self, features: Any) -> Any:
@@ -93,7 +94,7 @@ class Ensemble:
         {'prediction': array([2., 2.]), 'prediction_spread': array([1., 1.])}
     """
 
-    def __init__(self, members: Sequence[Compute]) -> None:
+    def __init__(self, members: Sequence[BatchModel]) -> None:
         self._members = members
 
     def begin(self, features: Any) -> Any:
@@ -253,6 +254,14 @@ def models_in(model: Any, kind: type[Any], called: str) -> list[Any]:
     return models
 
 
+def one_model(model: Any, kind: type[Any], called: str) -> Any:
+    """Return the model that a user passes; refuse several."""
+    models = models_in(model, kind, called)
+    if len(models) > 1:
+        raise ConfigurationError(f"there are {len(models)} models, but this is for one model; give {called}")
+    return models[0]
+
+
 def source_of(data: Any, reading: Reading, array: Callable[[Any], Any]) -> Any:
     """Return the source of what a user passes as data.
 
@@ -281,7 +290,7 @@ def files_in(data: Any) -> bool:
 
 
 def predict_rows(
-    compute: Compute,
+    compute: BatchModel,
     data: Any,
     path: str | Path | None,
     options: RowOptions,
@@ -291,7 +300,7 @@ def predict_rows(
     reading: Reading | None = None,
     array: Callable[[Any], Any] = np.asarray,
 ) -> Prediction:
-    """Compute the outputs of all samples of a source (collective).
+    """BatchModel the outputs of all samples of a source (collective).
 
     Args:
         compute: the model.
@@ -335,7 +344,7 @@ def predict_rows(
         job = None
         if world is None or world.rank == 0:
             share = share_of(rows.pieces, part)
-            progress = Progress("nnlo predict") if options.progress else lambda done, pieces: None
+            progress = PieceProgress("nnlo predict") if options.progress else lambda done, pieces: None
             job = RecordedJob(rows.pieces, sink, rows.regions, journal, share=share, progress=progress)
         with closing(rows.writing_to(sink)) as work:
             told = run_pieces(world, job, work)
@@ -378,7 +387,7 @@ def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int, readin
 class _Rows:
     """The batches and pieces of a prediction, and what the model makes of them."""
 
-    def __init__(self, compute: Compute, source: Source, kept: Any, options: RowOptions) -> None:
+    def __init__(self, compute: BatchModel, source: Source, kept: Any, options: RowOptions) -> None:
         self.compute, self.source, self.kept, self.options = compute, source, kept, options
         self.size = sum(source.lengths)
         self.batch = min(options.batch_size, max(self.size, 1))
@@ -466,7 +475,7 @@ class _Rows:
                 )
 
     def _tried(self) -> dict[str, Whole]:
-        """Compute the first batch, and return the arrays of the result."""
+        """BatchModel the first batch, and return the arrays of the result."""
         arrays, kept = self.read((0, self.batch))
         features = self.source.assemble(arrays)[0]
         try:
@@ -514,7 +523,7 @@ class _RowWork:
         self._writer: PieceWriter | None = None
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """Compute a piece, and yield after each batch."""
+        """BatchModel a piece, and yield after each batch."""
         rows, under_way = self._rows, None
         start, stop = rows.span(piece)
         self._queue.put(lambda: self._open(piece))

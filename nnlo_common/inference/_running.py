@@ -19,7 +19,7 @@ from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference.sinks import Regions, Sink
 
 __all__ = [
-    "Progress",
+    "PieceProgress",
     "RecordedJob",
     "WriteQueue",
     "agreed",
@@ -195,7 +195,7 @@ class WriteQueue:
             self._done.append(end)
 
 
-class Progress:
+class PieceProgress:
     """Prints how far a job is, at most every 10 seconds.
 
     Args:

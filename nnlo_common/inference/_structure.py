@@ -29,7 +29,7 @@ def changed(structure: Any, change: Callable[[Any], Any]) -> Any:
         return {name: changed(one, change) for name, one in structure.items()}
     if isinstance(structure, tuple | list):
         parts = [changed(one, change) for one in structure]
-        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+        return type(structure)(*parts) if _names(structure) else type(structure)(parts)
     if is_dataclass(structure) and not isinstance(structure, type):
         return {one.name: changed(getattr(structure, one.name), change) for one in fields(structure)}
     return change(structure)
@@ -69,13 +69,18 @@ def named_arrays(structure: Any, whose: str, rows: int | None = None) -> Named:
     return found
 
 
+def _names(structure: Any) -> tuple[str, ...]:
+    """Return the names of the parts of a named tuple; none of anything else."""
+    return getattr(type(structure), "__match_args__", ()) if isinstance(structure, tuple) else ()
+
+
 def _leaves(structure: Any, name: str) -> Iterator[tuple[str, Any]]:
     if structure is None:  # an output that is switched off
         return
     if isinstance(structure, Mapping):
         parts = list(structure.items())
-    elif hasattr(structure, "_fields") and isinstance(structure, tuple):
-        parts = list(zip(vars(type(structure))["_fields"], structure, strict=True))
+    elif names := _names(structure):
+        parts = list(zip(names, structure, strict=True))
     elif isinstance(structure, tuple | list):
         parts = [(str(index), one) for index, one in enumerate(structure)]
         if len(parts) == 1 and not name:

@@ -35,9 +35,9 @@ from nnlo_common.inference._object_run import MapRun, ObjectOptions, find_object
 from nnlo_common.inference._objects import FoundRows, Labelling
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
-from nnlo_common.inference._rows import Compute, sink_class
+from nnlo_common.inference._rows import BatchModel, sink_class
 from nnlo_common.inference._running import (
-    Progress,
+    PieceProgress,
     RecordedJob,
     WriteQueue,
     agreed,
@@ -207,7 +207,7 @@ class TileRun(MapRun):
 
     def __init__(
         self,
-        compute: Compute,
+        compute: BatchModel,
         volume: Volume,
         options: TileOptions,
         field: ReceptiveField | None = None,
@@ -416,7 +416,7 @@ class TileRun(MapRun):
         return margin, tuple(one or 1 for one in self.field.period)
 
     def _tried(self) -> dict[str, Whole]:
-        """Compute one tile, and return the arrays of the result."""
+        """BatchModel one tile, and return the arrays of the result."""
         _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
         data = self.volume.read(0, tile.region)
         try:
@@ -453,7 +453,7 @@ def tile_of(volume: Volume, options: TileOptions) -> tuple[int, ...]:
 
 
 def run_of(
-    compute: Compute,
+    compute: BatchModel,
     data: Any,
     options: TileOptions,
     world: RankWorld | None,
@@ -482,7 +482,7 @@ def run_of(
 
 
 def infer_over_tiles(
-    compute: Compute,
+    compute: BatchModel,
     data: Any,
     path: str | Path | None,
     options: TileOptions,
@@ -557,7 +557,7 @@ def infer_over_tiles(
         job = None
         if world is None or world.rank == 0:
             share = share_of(run.pieces, part)
-            progress = Progress("nnlo tile") if options.progress else lambda done, pieces: None
+            progress = PieceProgress("nnlo tile") if options.progress else lambda done, pieces: None
             job = RecordedJob(run.pieces, sink, run.regions, journal, share=share, progress=progress)
         with closing(_TileWork(run, sink)) as work:
             told = run_pieces(world, job, work)
@@ -580,7 +580,7 @@ def infer_over_tiles(
 
 
 @dataclass(slots=True)
-class _Sums:
+class _PieceSums:
     """The outputs of a piece so far.
 
     Attributes:
@@ -609,10 +609,10 @@ class _TileWork:
         self._masks: dict[Any, npt.NDArray[Any]] = {}
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """Compute a piece, and yield after each batch of tiles."""
+        """BatchModel a piece, and yield after each batch of tiles."""
         run = self._run
         item, region = run.place(piece)
-        sums = _Sums(item, region)
+        sums = _PieceSums(item, region)
         tiles = [*run.tiling.tiles_of(region)]
         missing = [one for one in tiles if (item, one[0]) not in self._kept]
         data = None
@@ -660,7 +660,7 @@ class _TileWork:
         for at, (place, _) in enumerate(batch):
             fresh[place] = {name: one[at] for name, one in outputs.items()}
 
-    def _add(self, sums: _Sums, tile: Tile, outputs: Named) -> None:
+    def _add(self, sums: _PieceSums, tile: Tile, outputs: Named) -> None:
         """Add what a tile says about a piece."""
         run = self._run
         common = tuple(
@@ -714,7 +714,7 @@ class _TileWork:
             _, dropped = self._kept.popitem(last=False)
             self._kept_bytes -= sum(one.nbytes for one in dropped.values())
 
-    def _finish(self, piece: int, sums: _Sums) -> None:
+    def _finish(self, piece: int, sums: _PieceSums) -> None:
         """Reduce a piece, and hand it to the writer."""
         run = self._run
         if sums.weights is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.base._file_access import readable_file
+from nnlo_common.base._limited_formats import mapped_array
 from nnlo_common.data.hdf5._opened_files import open_file
 from nnlo_common.data.hdf5._sources import check_sources
 from nnlo_common.inference.sinks import Region
@@ -194,7 +194,6 @@ def _of_zarr(path: Path, dataset: str | None, axes: str | None) -> Volume:
 
 def _mapped(path: Path) -> Any:
     try:
-        readable_file(path).close()
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return mapped_array(path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read as .npy ({error}); check the path") from None

@@ -63,6 +63,7 @@ LESSONS = [
     "docs/tutorial_loop.md",
     "docs/tutorial_root.md",
     "docs/tutorial_search.md",
+    "docs/tutorial_volume.md",
 ]
 LONG = {*LESSONS, "docs/tutorial_survive.md"}
 ALONE = [

@@ -15,7 +15,7 @@ import pytest
 
 from nnlo_common import ROC, ConfigurationError, Confusion, Figure
 from nnlo_common.inference import ArraySource, Ensemble, Prediction, RowOptions, predict_rows, source_of
-from nnlo_common.inference._running import Progress, array_share
+from nnlo_common.inference._running import PieceProgress, array_share
 from nnlo_common.inference.sinks._npy import _runs
 from nnlo_common.testing import InjectedFault
 from tests.helpers.jobs import environment
@@ -486,7 +486,7 @@ def test_runs_of_a_region_are_its_bytes():
 
 def test_progress_says_what_is_left(capsys):
     times = iter([0.0, 1.0, 12.0, 13.0, 300.0])
-    progress = Progress("nnlo predict", clock=lambda: next(times))
+    progress = PieceProgress("nnlo predict", clock=lambda: next(times))
     for done in (1, 3, 4, 100):
         progress(done, 100)
     assert capsys.readouterr().err.splitlines() == [

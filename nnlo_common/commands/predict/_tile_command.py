@@ -51,6 +51,8 @@ class TileCommandRun(UseRun):
             self._say(f"part {settings.part} is done; {found.missing} pieces of other parts are missing")
             return
         margin = " x ".join(map(str, found.margin))
+        if options.found is not None:
+            self._say(f"{found.objects} {options.found.what} found")
         self._say(f"{found.path}: {found.tiles} tiles, margin {margin}, in {found.seconds:.1f} s")
 
     def _plan(self, compute: Any, settings: TileSettings, options: TileOptions) -> None:
@@ -73,6 +75,11 @@ def _options(settings: TileSettings, loaded: Loaded) -> TileOptions:
             reduce = float(reduce)
         except ValueError:
             reduce = function_named(loaded, "--reduce", settings.reduce or "")
+
+    def named(option: str) -> Any:
+        name = getattr(settings, option)
+        return None if name is None else function_named(loaded, f"--{option}", name)
+
     tile = numbers("tile", settings.tile)
     assert tile is not None  # the settings have one
     return TileOptions(
@@ -86,6 +93,12 @@ def _options(settings: TileSettings, loaded: Loaded) -> TileOptions:
         batch_size=settings.batch,
         reduce=reduce,
         flips=settings.flips or "",
+        objects=settings.objects if settings.objects in (None, "label") else named("objects"),
+        connectivity=settings.connectivity,
+        table=settings.table,
+        points=named("points"),
+        boxes=named("boxes"),
+        context=settings.context,
         dtype=settings.dtype,
         compression=settings.compression,
         overwrite=settings.overwrite,

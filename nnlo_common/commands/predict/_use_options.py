@@ -118,6 +118,16 @@ class TileSettings(UseSettings):
     reduce: str | None = option(
         OUTPUT, "argmax, a number as threshold, or a function of the Python file, before anything is written"
     )
+    objects: str | None = option(
+        OUTPUT, "number the objects of the map: label, or a function of the Python file", "label|NAME"
+    )
+    connectivity: int = option(
+        OUTPUT, "of objects: 1: over faces; 2: over edges, too; 3: over corners", default=1, least=1
+    )
+    table: bool = option(OUTPUT, "write a table of the objects, too: FILE.csv", default=False)
+    points: str | None = option(OUTPUT, "find points by a function of the Python file; FILE is .npy", "NAME")
+    boxes: str | None = option(OUTPUT, "find boxes by a function of the Python file; FILE is .npy", "NAME")
+    context: int = option(OUTPUT, "voxels around a piece that this function sees", default=16, least=0)
     dtype: Literal["float16", "float32", "float64"] | None = option(OUTPUT, "of the floats in the result")
     plan: bool = option(OUTPUT, "say what the job will do, with a job script, and do nothing", default=False)
     ranks: int = option(OUTPUT, "with --plan: for so many ranks", default=1, least=1)

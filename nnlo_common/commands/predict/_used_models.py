@@ -28,8 +28,7 @@ class UsedModel:
         model: the path of its file.
         model_params: arguments of get_model().
         from_: its weights; None: the file has them.
-        allow_pickle: whether files may run code.
-        seed: of what the file draws.
+        settings: of the command.
         features_name: the features of its training, if it is of a run.
         reading: how these were read there: padded, with masks, standardised.
     """
@@ -37,10 +36,19 @@ class UsedModel:
     model: str
     model_params: dict[str, Any]
     from_: str | None
-    allow_pickle: bool
-    seed: int
+    settings: UseSettings
     features_name: tuple[str, ...] = ()
     reading: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def allow_pickle(self) -> bool:
+        """Whether files may run code: as the command says, never as the folder of a run does."""
+        return self.settings.allow_pickle
+
+    @property
+    def seed(self) -> int:
+        """The seed of what the file draws."""
+        return self.settings.seed
 
 
 def check_models(names: Sequence[str], settings: UseSettings) -> list[UsedModel]:
@@ -75,8 +83,7 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
             model=str(path),
             model_params=settings.model_params,
             from_=settings.from_,
-            allow_pickle=settings.allow_pickle,
-            seed=settings.seed,
+            settings=settings,
         )
     if settings.from_ is not None:
         raise ConfigurationError(f"{path} is the folder of a run, which has its weights; leave out --from")
@@ -98,8 +105,7 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
         model=config["model"],
         model_params={**params, **settings.model_params},
         from_=str(path),
-        allow_pickle=settings.allow_pickle or config.get("allow_pickle") is True,
-        seed=settings.seed,
+        settings=settings,
         features_name=tuple(map(str, features)),
         reading=reading,
     )
