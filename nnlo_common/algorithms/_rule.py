@@ -470,6 +470,10 @@ class Algorithm(ABC):
             object.__setattr__(self, name, one.exact(value))
         if self.wire in self.refused_wires:
             self._refuse(f"wire={self.wire!r} is not possible: {self.refused_wires[self.wire]}")
+        if self.wire == "topk" and self.sends != "steps":
+            self._refuse(
+                "wire='topk' is not possible: it sends weights, of which all numbers matter; use int8"
+            )
 
     # -- a rule in two halves -------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,8 @@ _MANY = 64
 # Workers are worth having while each rank does half of what one process does alone.
 _WORTH = 0.5
 _LARGER = 1.25  # the same of a larger batch
+_WORTH_PACKING = 1.2  # the same of smaller messages
+_PACKED_S = 4e-9  # to pack or unpack a number, on a worker and on a server: docs/wire.md
 _LOST, _KEPT = 0.1, 0.01  # shares of a layer that float16 may flush to zero: without a word, and scaled
 _MIB = 1 << 20
 # What an exchange takes on a server and on a worker besides its vectors: docs/speed.md, one exchange.
@@ -453,6 +455,30 @@ class Advice:
             f"With exchanges every 10 batches (EASGD) {RANKS[1]} ranks would train on {ratio:.2f} "
             "times as many batches in the same time; what each is worth for the loss is not measured."
         )
+        yield from self._wire_lines(own)
+
+    def _wire_lines(self, own: AdvisedLayout) -> Iterator[str]:
+        """Say what smaller messages would bring, where the link between hosts is the limit."""
+        facts, size = self.facts, RANKS[1]
+        if facts.link is None or facts.one_host:
+            return
+        packing = _PACKED_S * facts.parameters
+        packed = replace(
+            self.costs,
+            wire_bytes=1,
+            commit=facts.commit_s + _SERVED_S + packing,
+            handle=8 * facts.parameters / facts.copy_bytes_per_s + _HANDLED_S + packing,
+        )
+        ranks = Ranks.of(EASGD(every=10), size)
+        found = simulate(ranks, packed, steps=max(4, 800 // ranks.training)).batches_per_s
+        times = found / own.prediction.batches_per_s
+        if times > _WORTH_PACKING:
+            best = self.layouts[size].prediction.batches_per_s
+            yield (
+                f'Over this link wire="int8" makes messages a quarter as long: with it EASGD would train on '
+                f"{times:.1f} times as many batches, {found / best:.1f} times as many as the layout above. "
+                "Nothing chooses it for you."
+            )
 
     def _batch_lines(self) -> Iterator[str]:
         facts = self.facts

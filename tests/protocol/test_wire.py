@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -468,6 +468,14 @@ def test_a_server_names_who_sent_what_cannot_be_read() -> None:
 def test_what_cannot_be_sent_so_is_refused_by_name(make: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         make(**options)
+
+
+def test_weights_never_travel_as_their_largest_numbers() -> None:
+    class Yours(EASGD):
+        refused_wires: ClassVar = {}
+
+    with pytest.raises(ConfigurationError, match="Yours: wire='topk' is not possible: it sends weights"):
+        Yours(wire="topk")
 
 
 def test_a_group_without_servers_has_no_wire() -> None:

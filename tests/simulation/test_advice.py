@@ -252,6 +252,20 @@ def test_ranks_try_at_the_same_time_and_a_slow_one_is_seen(monkeypatch, common):
     assert Advice(found[0]).costs.slow == pytest.approx({1: 2, 2: 3})
 
 
+def test_a_slow_link_makes_smaller_messages_worth_having_and_no_other():
+    facts = example_facts(parameters=10_000_000)
+
+    def said(**facts_of_link):
+        lines = Advice(replace(facts, **facts_of_link)).section("Layouts")
+        return [line for line in lines if 'wire="int8"' in line]
+
+    (line,) = said(link=(1e-4, 1.25e7))  # 100 Mbit/s
+    times = float(line.partition("train on ")[2].partition(" times")[0])
+    assert 2.5 < times <= 4.0, line  # four times is all that a quarter of the bytes can bring
+    assert said(link=(2e-5, 1.2e10)) == []
+    assert said(link=(1e-4, 1.25e7), one_host=True) == said(link=None) == []
+
+
 def test_a_link_is_given_in_microseconds_and_gigabytes():
     assert link_of("2,12.5") == (2e-6, 12.5e9)
     assert link_of(None) is None
