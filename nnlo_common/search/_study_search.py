@@ -166,7 +166,9 @@ class StudySearch:
                 return self._has_ended(coordinator)
             if world.rank <= self.search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
-                end = choose_for_others(here.channel, Replica(self.study, self._engine(len(blocks)), self.seed), where)
+                end = choose_for_others(
+                    here.channel, Replica(self.study, self._engine(len(blocks)), self.seed), where
+                )
             else:
                 end = run_block(here.channel, world, self.objective)
             take_over(self.study, end.trials)  # no-op with a storage that all ranks share
