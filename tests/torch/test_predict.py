@@ -163,7 +163,7 @@ def test_the_command_uses_a_run(run, capsys):
 def test_the_command_refuses_in_one_sentence(run, capsys):
     for words, said in {
         "predict r --data a.h5": "--out is missing: name the file to write",
-        "predict r --out y.h5": "--data is missing: name HDF5 files",
+        "predict r --out y.h5": "--data is missing: name files",
         "predict": "the following arguments are required: MODEL",
         "predict . --data a.h5 --out y.h5": "is not the folder of a run: it has no config.toml",
         "predict net.py --data a.h5 --out y.h5": "net.py is a model without its weights; add --from FILE",
