@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -82,6 +83,7 @@ _HERE = threading.local()
 # Between two spans; shorter pieces of computing get no event of their own.
 _SHORTEST_S = 20e-6
 _NOTHING: Mapping[str, Any] = {}
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 class Spans:
@@ -239,13 +241,15 @@ def span(kind: SpanKind, name: str = "") -> Span | _Off:
 class _Stage:
     """A stage of reading, in this thread."""
 
-    __slots__ = ("_cpu_s", "_kind", "_spans", "_wall_s")
+    __slots__ = ("_cpu_s", "_kind", "_queued_s", "_spans", "_wall_s")
 
     def __init__(self, spans: Spans, kind: StageKind) -> None:
         self._spans, self._kind = spans, kind
 
     def __enter__(self) -> None:
-        self._wall_s, self._cpu_s = self._spans.now_s(), time.thread_time()
+        if self._kind == "fetch":
+            self._cpu_s, self._queued_s = time.thread_time(), _queued_s()
+        self._wall_s = self._spans.now_s()
 
     def __exit__(self, *_: object) -> None:
         seconds = self._spans.now_s() - self._wall_s
@@ -253,9 +257,18 @@ class _Stage:
         if self._kind == "fetch":
             computed_s = min(time.thread_time() - self._cpu_s, seconds)
             stages["decode"] += computed_s
-            stages["disk"] += seconds - computed_s
+            # Waiting for a core is no fault of the disk: the report has a verdict of its own on that.
+            stages["disk"] += max(0.0, seconds - computed_s - (_queued_s() - self._queued_s))
         else:
             stages[self._kind] += seconds
+
+
+def _queued_s() -> float:
+    """Return how long this thread has waited for a core; 0: unknown."""
+    try:
+        return int(_SCHEDULED.read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # no Linux, or no descriptor is left
+        return 0.0
 
 
 def stage(kind: StageKind) -> _Stage | _Off:
