@@ -54,7 +54,7 @@ _HEAD = 8
 _UPPER = int(sys.byteorder == "little")  # the place of a float32's upper half
 
 
-class _Format(ABC):
+class _WireFormat(ABC):
     """A way to write numbers down.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Format(ABC):
         """Return the most bytes that `size` numbers need."""
 
 
-class _InBlocks(_Format):
+class _InBlocks(_WireFormat):
     """Writes each number down in turn; so the work is done block by block, in the cache.
 
     `spare` is memory for a block.
@@ -186,7 +186,7 @@ class _Int8(_InBlocks):
                 yield found[0], scales[count], steps[part].reshape(shape), found[1]
 
 
-class _TopK(_Format):
+class _TopK(_WireFormat):
     """The largest numbers, exact, with their places; the others wait in the residual."""
 
     code = 4
