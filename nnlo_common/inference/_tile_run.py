@@ -627,15 +627,16 @@ class _TileWork:
             assert data is not None
             handles = run.begin([data[(slice(None), *_within(tile.region, origin))] for _, tile in batch])
             if under_way is not None:
-                self._take(*under_way, fresh)
+                self._take(*under_way, fresh, sums)
             under_way = batch, handles
             yield
         if under_way is not None:
-            self._take(*under_way, fresh)
-        for place, tile in tiles:
-            outputs = fresh.pop(place, None) or self._kept[item, place]
-            self._add(sums, tile, outputs)
-            if run.options.blend != "crop":
+            self._take(*under_way, fresh, sums)
+        if run.options.blend != "crop":
+            # In the order of the tiles, so that it does not matter which of them were kept.
+            for place, tile in tiles:
+                outputs = fresh.pop(place, None) or self._kept[item, place]
+                self._add(sums, tile, outputs)
                 self._keep(piece, (item, place), tile, outputs)
         self._finish(piece, sums)
         yield
@@ -654,11 +655,15 @@ class _TileWork:
     def _read(self, piece: int) -> npt.NDArray[Any]:
         return self._run.volume.read(*self._run.input_of(piece))
 
-    def _take(self, batch: list[tuple[tuple[int, ...], Tile]], handles: Any, fresh: dict[Any, Named]) -> None:
-        """Take the outputs of a batch."""
+    def _take(self, batch: list[Any], handles: Any, fresh: dict[Any, Named], sums: _PieceSums) -> None:
+        """Take the outputs of a batch; cropped tiles are put into their places at once."""
         outputs = self._run.outputs(handles, batch[0][1].shape, len(batch))
-        for at, (place, _) in enumerate(batch):
-            fresh[place] = {name: one[at] for name, one in outputs.items()}
+        for at, (place, tile) in enumerate(batch):
+            one = {name: every[at] for name, every in outputs.items()}
+            if self._run.options.blend == "crop":
+                self._add(sums, tile, one)
+            else:
+                fresh[place] = one
 
     def _add(self, sums: _PieceSums, tile: Tile, outputs: Named) -> None:
         """Add what a tile says about a piece."""
