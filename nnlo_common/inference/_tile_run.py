@@ -54,7 +54,9 @@ from nnlo_common.inference.sinks import MemorySink, PieceWriter, Region, Sink, W
 __all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
 
 _MOST_PIECES = 2048
-_PIECE_BYTES, _LARGEST_PIECE = 2**20, 2**28
+_PIECE_BYTES = 2**20
+# Of the scores of a piece; where tiles are blended, pieces are larger, so that fewer are computed twice.
+_LARGEST_PIECE, _LARGEST_BLENDED = 2**26, 2**28
 _KEPT_BYTES = 2**29  # of outputs of tiles that other pieces need, too
 
 Place = tuple[int, tuple[int, ...]]
@@ -252,12 +254,13 @@ class TileRun(MapRun):
             math.prod(one.shape) * one.dtype.itemsize / math.prod(volume.shape) / volume.items
             for one in self.wholes.values()
         )
+        largest = _LARGEST_PIECE if options.blend == "crop" else _LARGEST_BLENDED
         self.tiling = self.tiling.grouped(
             math.ceil(voxel),
             most=_MOST_PIECES // volume.items or 1,
             least_bytes=_PIECE_BYTES,
             tiles=options.batch_size,
-            largest_bytes=int(_LARGEST_PIECE * voxel / max(self.score_bytes, 1)) + 1,
+            largest_bytes=int(largest * voxel / max(self.score_bytes, 1)) + 1,
         )
 
     def work(self, sink: Sink) -> _TileWork:
