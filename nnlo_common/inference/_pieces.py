@@ -2,7 +2,7 @@
 
     every rank ─► the first      AskPieces (I begin my last piece), PieceDone (a piece is written)
     the first ─► the one that asked     NextPieces (its next pieces)
-    the first ─► all             End (all is written; the result)
+    the first ─► all             AllDone (all is written; the result)
 
 Requirements that shaped this module:
 

@@ -54,7 +54,9 @@ from nnlo_common.inference.sinks import MemorySink, PieceWriter, Region, Sink, W
 __all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
 
 _MOST_PIECES = 2048
-_PIECE_BYTES, _LARGEST_PIECE = 2**20, 2**28
+_PIECE_BYTES = 2**20
+# Of the scores of a piece; where tiles are blended, pieces are larger, so that fewer are computed twice.
+_LARGEST_PIECE, _LARGEST_BLENDED = 2**26, 2**28
 _KEPT_BYTES = 2**29  # of outputs of tiles that other pieces need, too
 
 Place = tuple[int, tuple[int, ...]]
@@ -252,12 +254,13 @@ class TileRun(MapRun):
             math.prod(one.shape) * one.dtype.itemsize / math.prod(volume.shape) / volume.items
             for one in self.wholes.values()
         )
+        largest = _LARGEST_PIECE if options.blend == "crop" else _LARGEST_BLENDED
         self.tiling = self.tiling.grouped(
             math.ceil(voxel),
             most=_MOST_PIECES // volume.items or 1,
             least_bytes=_PIECE_BYTES,
             tiles=options.batch_size,
-            largest_bytes=int(_LARGEST_PIECE * voxel / max(self.score_bytes, 1)) + 1,
+            largest_bytes=int(largest * voxel / max(self.score_bytes, 1)) + 1,
         )
 
     def work(self, sink: Sink) -> _TileWork:
@@ -627,15 +630,16 @@ class _TileWork:
             assert data is not None
             handles = run.begin([data[(slice(None), *_within(tile.region, origin))] for _, tile in batch])
             if under_way is not None:
-                self._take(*under_way, fresh)
+                self._take(*under_way, fresh, sums)
             under_way = batch, handles
             yield
         if under_way is not None:
-            self._take(*under_way, fresh)
-        for place, tile in tiles:
-            outputs = fresh.pop(place, None) or self._kept[item, place]
-            self._add(sums, tile, outputs)
-            if run.options.blend != "crop":
+            self._take(*under_way, fresh, sums)
+        if run.options.blend != "crop":
+            # In the order of the tiles, so that it does not matter which of them were kept.
+            for place, tile in tiles:
+                outputs = fresh.pop(place, None) or self._kept[item, place]
+                self._add(sums, tile, outputs)
                 self._keep(piece, (item, place), tile, outputs)
         self._finish(piece, sums)
         yield
@@ -654,11 +658,15 @@ class _TileWork:
     def _read(self, piece: int) -> npt.NDArray[Any]:
         return self._run.volume.read(*self._run.input_of(piece))
 
-    def _take(self, batch: list[tuple[tuple[int, ...], Tile]], handles: Any, fresh: dict[Any, Named]) -> None:
-        """Take the outputs of a batch."""
+    def _take(self, batch: list[Any], handles: Any, fresh: dict[Any, Named], sums: _PieceSums) -> None:
+        """Take the outputs of a batch; cropped tiles are put into their places at once."""
         outputs = self._run.outputs(handles, batch[0][1].shape, len(batch))
-        for at, (place, _) in enumerate(batch):
-            fresh[place] = {name: one[at] for name, one in outputs.items()}
+        for at, (place, tile) in enumerate(batch):
+            one = {name: every[at] for name, every in outputs.items()}
+            if self._run.options.blend == "crop":
+                self._add(sums, tile, one)
+            else:
+                fresh[place] = one
 
     def _add(self, sums: _PieceSums, tile: Tile, outputs: Named) -> None:
         """Add what a tile says about a piece."""
