@@ -9,15 +9,14 @@ from __future__ import annotations
 __all__ = ["LookAhead"]
 
 _BLOCKS_PER_AHEAD = 8
-# Optuna's samplers draw at random until they have this many results, so choosing these early loses nothing.
-_BY_CHANCE = 10
 
 
 class LookAhead:
     """Adapts how many trials to choose ahead.
 
-    It starts with up to ten. Over every `blocks` trials it counts how often none was ready (choose that many
-    more), and how many were spare at least (choose that many fewer).
+    It starts with few: Optuna's samplers draw at random until they have ten results, so each trial chosen
+    early is one more that is drawn at random. Over every `blocks` trials it counts how often none was ready
+    (choose that many more), and how many were spare at least (choose that many fewer).
 
     Attributes:
         depth: how many trials to choose ahead.
@@ -28,7 +27,7 @@ class LookAhead:
 
     Example:
         >>> ahead = LookAhead(16)
-        >>> for ready in [10, 9, 8, 7, 6, 5, 4, 3, 2, 1] + 6 * [0]:  # all blocks end at once
+        >>> for ready in [3, 2, 1] + 13 * [0]:  # all blocks end at once
         ...     ahead.taken(ready)
         >>> ahead.depth
         16
@@ -41,7 +40,7 @@ class LookAhead:
     def __init__(self, blocks: int, most: int | None = None) -> None:
         self._most = blocks if most is None else most
         self._blocks, self._fewest = blocks, 1 + blocks // _BLOCKS_PER_AHEAD
-        self.depth = max(self._fewest, min(blocks, _BY_CHANCE))
+        self.depth = self._fewest
         self._count, self._missed, self._spare = 0, 0, blocks
 
     def taken(self, ready: int) -> None:
