@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -27,6 +27,7 @@ from nnlo_common.plugin import (
     predict_rows,
 )
 from nnlo_torch._evaluation import evaluating
+from nnlo_torch._wrapper import current
 
 __all__ = ["TorchCompute", "checksum", "infer_tiles", "predict"]
 
@@ -59,8 +60,8 @@ def predict(
 
     Args:
         model: with the same weights on all ranks; it runs in `eval()` mode, on the device of its parameters.
-            Several
-            models: each output is their mean, and NAME_spread their standard deviation.
+            The model of an open training has its centre. Several models: each output is their mean, and
+            NAME_spread their standard deviation.
         data: HDF5 files (see `nnlo_common.data.list_files`), with `features=`; or tensors or arrays: one, or
             a tuple as several inputs.
         out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
@@ -101,7 +102,7 @@ def predict(
         progress=progress,
     )
     members = [TorchCompute(one, precision) for one in models]
-    with running(models):
+    with running(models, world):
         return predict_rows(
             members[0] if len(members) == 1 else Ensemble(members),
             data,
@@ -225,7 +226,7 @@ def infer_tiles(
         part=part,
         progress=progress,
     )
-    with running([model]):
+    with running([model], world):
         return infer_over_tiles(
             TorchCompute(model, precision),
             data,
@@ -238,9 +239,20 @@ def infer_tiles(
 
 
 @contextmanager
-def running(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put models into `eval()` mode without gradients, and back."""
-    with evaluating(models), torch.inference_mode():
+def running(models: Sequence[torch.nn.Module], world: RankWorld | None = None) -> Iterator[None]:
+    """Put models into `eval()` mode without gradients, and back; in an open training they have its centre.
+
+    Args:
+        models: to run.
+        world: the ranks, if they are not those of this process' training.
+    """
+    training = current() if world is None else None
+    with ExitStack() as entered:
+        # A server waits until all workers have finished their epoch: this says so.
+        if training is not None and not training._evaluating:
+            entered.enter_context(training.evaluation())
+        entered.enter_context(evaluating(models))
+        entered.enter_context(torch.inference_mode())
         yield
 
 

@@ -216,3 +216,12 @@ def test_a_script_survives_the_death_of_a_rank_and_of_all(tmp_path):
     alone = mpiexec(1, program, str(tmp_path / "alone.npy"), "0")
     assert alone.returncode == 0, alone.stderr
     assert out.read_bytes() == (tmp_path / "alone.npy").read_bytes()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_model_of_an_open_training_has_the_centre():
+    """Also right after the loop, when the server still waits for the workers' next epoch."""
+    done = mpiexec(3, ROOT / "tests" / "programs" / "predict_training.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the centre's") == 3
