@@ -29,6 +29,7 @@ _SIZES = (64, 128, 256, 512)
 _SIDES = (16, 32, 64)  # along the axes that are not looked at: the smallest that the model takes
 _MOST_NUMBERS = 2**24
 _CLOSE = 1e-4  # of the largest output
+_ROUNDING = 3e-6  # of the largest output
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,16 @@ class _Probe:
         sizes = [
             size for size in _SIZES if math.prod(self._shape(side, size)) * self._channels <= _MOST_NUMBERS
         ]
-        for size in sizes or _SIZES[:1]:
-            period = self._period(self._shape(side, size))
-            if (reach := self._reach(self._shape(side, size), period or _UNALIGNED)) is not None:
-                return *reach, period
+        # First any change counts. A convolution by Fourier transform changes all outputs, by rounding.
+        for tolerance in (0.0, _ROUNDING):
+            for size in sizes or _SIZES[:1]:
+                shape = self._shape(side, size)
+                period = self._period(shape)
+                if (reach := self._reach(shape, period or _UNALIGNED, tolerance)) is not None:
+                    return *reach, period
         return None, None, None
 
-    def _reach(self, shape: tuple[int, ...], positions: int) -> tuple[int, int] | None:
+    def _reach(self, shape: tuple[int, ...], positions: int, tolerance: float) -> tuple[int, int] | None:
         """Return how far an output reaches; None: as far as this shape, so larger ones are to be tried."""
         size = shape[self._axis]
         middle = (size - positions) // 2
@@ -142,6 +146,7 @@ class _Probe:
             base = self._noise(shape)
             first = self._outputs(base)
             noise = 4 * float(np.abs(first - self._outputs(base)).max(initial=0))
+            noise = max(noise, tolerance * float(np.abs(first).max(initial=0)))
             for at in range(middle, middle + positions):
                 moved = base.copy()
                 place: Any = (slice(None), *(slice(None),) * self._axis, at)

@@ -182,6 +182,19 @@ class Counting(Volume):
         return super().read(item, region)
 
 
+class Fourier(Blur):
+    """As by a convolution by Fourier transform: each input changes all outputs, by rounding."""
+
+    def one(self, tile):
+        exact = super().one(tile)
+        return exact + (1e-7 * np.abs(exact).max() * np.tanh(tile.sum())).astype("f4")
+
+
+def test_rounding_is_no_dependence():
+    found = measured_field(Fourier(2, 1), 1, "f4", 2)
+    assert (found.before, found.after, found.period) == ((2, 2), (1, 1), (1, 1))
+
+
 class Global(Blur):
     """Each output depends on all inputs."""
 
