@@ -1,9 +1,10 @@
 """Predicted critical batch beside the measured knee of steps to a loss, for two networks and eight batches.
 
 For each size of batch the best of several learning rates says how many steps of plain SGD reach a training
-loss. These follow S = S_min (1 + B / b) (McCandlish et al. 2018, arXiv:1812.06162): B, the knee, is fitted. The
-prediction is the noise scale, by `NoiseEstimate`, from gradients at eight points along the run with batches of
-64. The claim is that both agree within a factor of two. No time is measured: a busy machine does no harm.
+loss. These follow S = S_min (1 + B / b) (McCandlish et al. 2018, arXiv:1812.06162): B, the knee, is fitted.
+The prediction is the noise scale, by `NoiseEstimate`, from gradients at eight points along the run with
+batches of 64. The claim is that both agree within a factor of two. No time is measured, so a busy machine
+does no harm.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Course:
         rows = [
             torch.cat([one.reshape(-1) for one in self.gradient(SMALL)]).numpy() for _ in range(GRADIENTS)
         ]
-        return np.stack(rows) @ np.stack(rows).T
+        table: npt.NDArray[np.float32] = np.stack(rows)
+        products: npt.NDArray[np.float32] = table @ table.T
+        return products
 
 
 def steps_to(make: Callable[[], torch.nn.Module], batch: int, rate: float, target: float, most: int) -> float:
