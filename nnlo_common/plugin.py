@@ -65,7 +65,7 @@ from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
-from nnlo_common.simulation import Advice
+from nnlo_common.simulation import Advice, GradientHistogram
 from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -162,6 +162,7 @@ __all__ = [
     "FileBatches",
     "Files",
     "FileSource",
+    "GradientHistogram",
     "Group",
     "GradientSum",
     "GroupRank",

@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from nnlo_common.plugin import FactsWriter, StepProfiler, begin_torch_profile
+from nnlo_common.plugin import (
+    FactsWriter,
+    GradientHistogram,
+    StepProfiler,
+    begin_torch_profile,
+    whole_number,
+)
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["Report"]
@@ -38,6 +44,8 @@ class Report:
             run/profile.rank1/trace.json and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
+        gradients: write down how large the values of each layer's gradient are, in the first and then every
+            so many steps of this rank, as they are before the ranks mix them; 0: never.
         initial_epoch: number of epochs done before, in a resumed training.
 
     Example:
@@ -69,8 +77,10 @@ class Report:
         profile: str | None = None,
         limit_mb: float = 100.0,
         every_s: float = 1.0,
+        gradients: int = 0,
         initial_epoch: int = 0,
     ) -> None:
+        whole_number("gradients", gradients, 0)
         self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
         if optimizer._team is not None:
             optimizer._settle("Report")
@@ -91,6 +101,9 @@ class Report:
         optimizer._joint.reported = True
         optimizer._joint.at_end.append(facts.close)
         facts.end_with(self)
+        if gradients:
+            watch = _GradientWatch(optimizer, facts, gradients)
+            optimizer._joint.at_end.append(optimizer.register_step_pre_hook(watch.look).remove)
         if profiler is not None:
             hook = optimizer.register_step_post_hook(lambda *_: profiler.end_step())
             optimizer._joint.at_end += [profiler.close, hook.remove]
@@ -119,6 +132,34 @@ class Report:
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""
         self._facts.close()
+
+
+class _GradientWatch:
+    """Writes down the size of gradients now and then.
+
+    Args:
+        optimizer: the wrapper.
+        facts: the writer.
+        every: steps between two looks.
+    """
+
+    def __init__(self, optimizer: Wrapper, facts: FactsWriter, every: int) -> None:
+        self._facts, self._every, self._steps = facts, every, 0
+        names = {id(one): name for module in optimizer._modules() for name, one in module.named_parameters()}
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._named = [(names.get(id(one), f"parameter {at}"), one) for at, one in enumerate(parameters)]
+
+    def look(self, *_: Any) -> None:
+        """Look at the gradients before a step."""
+        if self._steps % self._every == 0:
+            found = {}
+            for name, parameter in self._named:
+                if parameter.grad is not None:
+                    histogram = GradientHistogram()
+                    histogram.add(parameter.grad.detach().reshape(-1).float().cpu().numpy())
+                    found[name] = histogram
+            self._facts.gradients(self._steps, found)
+        self._steps += 1
 
 
 def _numbers(scores: Mapping[str, float]) -> dict[str, float]:

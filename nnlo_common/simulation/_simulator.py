@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from nnlo_common.algorithms._gain import sampled_places
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector
-from nnlo_common.protocol import Action, Activity, Compute, Kind, Send, Worker
+from nnlo_common.protocol import Action, Activity, Compute, Kind, Received, Send, Worker
 from nnlo_common.simulation._costs import FLOAT32, Costs, Ranks
 from nnlo_common.testing._schedules import ByTime, PendingRequest
 from nnlo_common.testing._training import VirtualRanks
@@ -148,6 +149,7 @@ class _Timed(ByTime):
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
+        self.serves = Kind.JOIN  # the kind of the request in hand
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
@@ -164,9 +166,13 @@ class _Timed(ByTime):
 
     def serve_s(self, size: int) -> float:
         """Draw the time of a contribution, with its reply."""
-        # What a rule samples of a contribution comes with it, and would be long beside so few numbers.
-        numbers = min(size, _NUMBERS * FLOAT32) * self._numbers
-        seconds = self._costs.served_s(self._of_servers, numbers) if size else 0.0
+        if self.serves is Kind.SAMPLE:  # a hundredth of the gradient, which is only kept
+            sampled = sampled_places(self._costs.parameters).size
+            seconds = sampled * self._costs.wire_bytes / self._costs.bytes_per_s
+        else:
+            # Whole contributions of a simulation have as many numbers as a shard, whatever comes with them.
+            numbers = min(size, _NUMBERS * FLOAT32) * self._numbers
+            seconds = self._costs.served_s(self._of_servers, numbers) if size else 0.0
         self.served_total_s += seconds
         return seconds
 
@@ -174,9 +180,10 @@ class _Timed(ByTime):
 class _TimedCluster(VirtualCluster):
     """A virtual cluster that finds the request that arrived first without a look at all others."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, schedule: _Timed, **options: Any) -> None:
         self._arrivals: list[tuple[float, int, int, Kind]] = []
-        super().__init__(*args, **options)
+        self._timed = schedule
+        super().__init__(*args, schedule=schedule, **options)
 
     def _perform_worker(self, rank: int, actions: Sequence[Action]) -> None:
         super()._perform_worker(rank, actions)
@@ -186,10 +193,15 @@ class _TimedCluster(VirtualCluster):
                 arrival_s = self._channels[shard, rank][-1][0]
                 heapq.heappush(self._arrivals, (arrival_s, shard, rank, action.message.kind))
 
+    def _travel_s(self, event: Received) -> float:
+        short = event.message.kind is Kind.SAMPLE
+        return self._timed.communicate_s(0) if short else super()._travel_s(event)
+
     def _choose(self) -> PendingRequest | None:
         if not self._arrivals:
             return None
         arrival_s, shard, worker, kind = heapq.heappop(self._arrivals)
+        self._timed.serves = kind
         return PendingRequest(shard, worker, kind, arrival_s)
 
 

@@ -14,6 +14,10 @@ from nnlo_common.simulation._simulator import gain_of
 FREE = {"parameters": 1000, "latency_s": 0.0, "bytes_per_s": 1e15}
 
 
+def name_of(algorithm):
+    return type(algorithm).__name__
+
+
 def exponential(mean_s):
     return Durations(lambda draws: draws.expovariate(1 / mean_s))
 
@@ -47,6 +51,18 @@ def test_equal_durations_give_the_bound_of_the_slower_one(workers, servers):
     cycle_s = 0.05 + 2e-4 + served_s
     assert run.batches_per_s == pytest.approx(min(workers / cycle_s, 1 / served_s), rel=0.03)
     assert run.busy == pytest.approx(min(1.0, run.batches_per_s * served_s), abs=0.03)
+
+
+@pytest.mark.parametrize("algorithm", [Downpour(), Steady(), Synchronous(), EASGD(every=1)], ids=name_of)
+def test_a_full_centre_is_twice_as_fast_on_two_servers(algorithm):
+    costs = Costs(step=0.05, parameters=5_000_000, commit=0.004, bytes_per_s=5e9, latency_s=0)
+    one, two = (
+        simulate(Ranks(algorithm=algorithm, workers=32, servers=servers), costs, steps=20).batches_per_s
+        for servers in (1, 2)
+    )
+    together = 0.05 if isinstance(algorithm, Synchronous) else 0.0  # all compute, then all are served
+    assert one == pytest.approx(32 / (32 * 0.012 + together), rel=0.03)
+    assert two == pytest.approx(32 / (32 * 0.006 + together), rel=0.03)
 
 
 @pytest.mark.parametrize("workers", [2, 8, 32])
@@ -120,7 +136,7 @@ ALGORITHMS = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 def test_no_training_is_faster_than_its_workers_or_than_its_servers(algorithm):
     costs = Costs(step=exponential(0.05), parameters=1_000_000, commit=0.002)
     paces = []

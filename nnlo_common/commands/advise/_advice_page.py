@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.commands._html_page import drawn, html_page, html_table
+from nnlo_common.commands.report._run_figures import gradient_sizes
 from nnlo_common.simulation._advice import Advice
 
 __all__ = ["advice_page"]
@@ -22,7 +23,7 @@ _SHOWN = {
     "zero.",
 }
 # Of Okabe and Ito.
-_BLUE, _ORANGE = "#0072b2", "#d55e00"
+_BLUE = "#0072b2"
 
 
 def advice_page(advice: Advice) -> str:
@@ -68,7 +69,9 @@ def _figures(advice: Advice) -> dict[str, Any]:
     if peaks:
         found["Memory against batch"] = _line(go, [*facts.peak_bytes], peaks, "samples", "MiB")
     if any(one.size for one in facts.histograms.values()):
-        found["Gradients by layer"] = _histograms(go, advice)
+        found["Gradients by layer"] = gradient_sizes(
+            go, {name: one.counts for name, one in facts.histograms.items()}
+        )
     return found
 
 
@@ -99,26 +102,4 @@ def _line(go: Any, x: list[int], y: list[float], of_x: str, of_y: str) -> Any:
     figure = go.Figure(go.Scatter(x=x, y=y, mode="lines+markers", line={"color": _BLUE}))
     figure.update_xaxes(title=of_x, type="log")
     figure.update_yaxes(title=of_y, rangemode="tozero")
-    return figure
-
-
-def _histograms(go: Any, advice: Advice) -> Any:
-    histograms = advice.facts.histograms
-    names = [name for name, one in histograms.items() if one.size]
-    exponents = range(
-        min(min(histograms[name].counts) for name in names),
-        max(histograms[name].largest for name in names) + 1,
-    )
-    shares = [
-        [histograms[name].counts.get(exponent, 0) / histograms[name].size for exponent in exponents]
-        for name in names
-    ]
-    figure = go.Figure(
-        go.Heatmap(
-            x=[*exponents], y=names, z=shares, colorscale="Blues", colorbar={"title": "share of the layer"}
-        )
-    )
-    figure.add_vline(x=-24.5, line={"color": _ORANGE, "dash": "dash"})
-    figure.update_xaxes(title="values up to 2^x")
-    figure.update_yaxes(autorange="reversed")
     return figure

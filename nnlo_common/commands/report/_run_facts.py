@@ -92,6 +92,8 @@ class RankFacts:
         shares: where its time went; None: unknown.
         gain: how much work the workers have done together; None: it is not measured here.
         noise_scale: the gradient noise scale at the end, in samples; None: the same.
+        gradients: the step that was last looked at, and how many values each layer's gradient had up to each
+            power of two; None: it was not asked for.
     """
 
     rank: int
@@ -111,6 +113,7 @@ class RankFacts:
     shares: TimeShares | None = None
     gain: GainReport | None = None
     noise_scale: float | None = None
+    gradients: tuple[int, Mapping[str, Mapping[int, int]]] | None = None
 
     @property
     def trains(self) -> bool:

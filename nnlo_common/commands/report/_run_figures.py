@@ -9,7 +9,7 @@ from typing import Any
 from nnlo_common.base._spans import KINDS
 from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
 
-__all__ = ["run_figures"]
+__all__ = ["gradient_sizes", "run_figures"]
 
 # Of Okabe and Ito: told apart by everybody, on white and on black.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
@@ -45,6 +45,9 @@ def run_figures(runs: Sequence[RunFacts]) -> dict[str, Any]:
         found["Staleness"] = _staleness(go, run)
     if run.center is not None and run.center.gain is not None:
         found["Gain"] = _gain(go, run.center)
+    looked = next((one.gradients for one in run.ranks if one.gradients is not None), None)
+    if looked is not None and any(looked[1].values()):
+        found["Gradients by layer"] = gradient_sizes(go, looked[1])
     if any(one.epochs for one in run.ranks):
         found["Pace"] = _of_epochs(
             go, run, "samples per second", lambda epoch: epoch.samples / max(epoch.seconds, 1e-9)
@@ -241,3 +244,32 @@ def _speeds(go: Any, runs: Sequence[RunFacts]) -> dict[str, Any]:
 
 def _label(rank: RankFacts) -> str:
     return f"rank {rank.rank}: {rank.role}"
+
+
+def gradient_sizes(go: Any, layers: Mapping[str, Mapping[int, int]]) -> Any:
+    """Return a figure of how large the values of each layer's gradient are.
+
+    Args:
+        go: plotly's module.
+        layers: how many values each has up to each power of two.
+    """
+    known = {name: counts for name, counts in layers.items() if counts}
+    powers = [power for counts in known.values() for power in counts]
+    exponents = range(min(powers), max(powers) + 1)
+    shares = [
+        [counts.get(exponent, 0) / sum(counts.values()) for exponent in exponents]
+        for counts in known.values()
+    ]
+    figure = go.Figure(
+        go.Heatmap(
+            x=[*exponents],
+            y=[*known],
+            z=shares,
+            colorscale="Blues",
+            colorbar={"title": "share of the layer"},
+        )
+    )
+    figure.add_vline(x=-24.5, line={"color": "#d55e00", "dash": "dash"})
+    figure.update_xaxes(title="values up to 2^x; float16 has zero left of the line")
+    figure.update_yaxes(autorange="reversed")
+    return figure

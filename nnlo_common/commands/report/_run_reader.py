@@ -26,6 +26,7 @@ __all__ = ["PAGE", "read_run"]
 PAGE = "report.html"
 _LONGEST_HOW = 60
 _LARGEST = 1e300  # whole numbers beyond it are no floats
+_MOST_POWER = 2000  # of two, beyond that of any float
 _LAYOUT = ("algorithm", "workers", "servers", "group_size", "parameters")
 
 
@@ -89,6 +90,7 @@ class _RankLines:
         self._samples: list[Sample] = []
         self._last: Mapping[str, Any] = {}  # with what a server tells of its workers
         self._spent: Any = None
+        self._gradients: tuple[int, dict[str, dict[int, int]]] | None = None
         self._before_s = 0.0  # the time of earlier starts
         self._seconds = 0.0
         self._ended = False
@@ -134,6 +136,7 @@ class _RankLines:
             shares=_shares(epochs, self._spent),
             gain=_gain(self._last.get("gain")),
             noise_scale=_number(self._last.get("noise_scale")),
+            gradients=self._gradients,
         )
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -150,6 +153,8 @@ class _RankLines:
         elif what == "sample":
             self._samples.append(self._sample(line))
             self._spent = line.get("spent")
+        elif what == "gradients":
+            self._gradients = _gradients(line)
         elif what in self._told:
             self._told[what].append(str(line.get("text")))
         elif what == "end":
@@ -251,6 +256,22 @@ def _gain(found: Any) -> GainReport | None:
         worth_having=_number(found.get("worth_having")),
         shortened=_number(found.get("shortened")) or 0.0,
     )
+
+
+def _gradients(line: Mapping[str, Any]) -> tuple[int, dict[str, dict[int, int]]] | None:
+    """Return how large the values of gradients were; None: the line does not tell."""
+    step, layers = _number(line.get("step")), line.get("layers")
+    if step is None or not isinstance(layers, Mapping):
+        return None
+    found: dict[str, dict[int, int]] = {}
+    for name, one in layers.items():
+        counts = one.get("counts") if isinstance(one, Mapping) else None
+        for exponent, count in counts.items() if isinstance(counts, Mapping) else ():
+            power, number = _whole(str(exponent).removeprefix("-")), _number(count)
+            if power is not None and power < _MOST_POWER and number is not None and number > 0:
+                signed = -power if str(exponent).startswith("-") else power
+                found.setdefault(str(name), {})[signed] = int(number)
+    return int(step), found
 
 
 def _counts(found: Any) -> dict[int, dict[int, int]]:

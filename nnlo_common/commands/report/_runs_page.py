@@ -18,6 +18,7 @@ _SHOWN = {
     "Time of each rank": "What each rank did, from its start to its end.",
     "Staleness": "How many commits came between a worker's fetch of the centre and its contribution.",
     "Gain": "How many workers' work the workers did: less than their number where their gradients agree.",
+    "Gradients by layer": "How large the values of each layer's gradient were, when last looked at.",
     "Pace": "How fast each rank trained, epoch by epoch.",
     "Memory": "Of each rank's process, sampled while it trained.",
     "Processor": "How many cores each rank kept busy; 1 is a whole core.",

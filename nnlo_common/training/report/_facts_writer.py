@@ -19,6 +19,7 @@ from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._spans import Finished, Spans, record, recorder
 from nnlo_common.data._memory_cache import cached_mb
+from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training._session import Session
 from nnlo_common.training.report._facts_file import FactsFile
@@ -221,6 +222,19 @@ class FactsWriter:
             "mean_staleness": round(report.mean_staleness, 6),
             "staleness": staleness,
         }
+
+    def gradients(self, step: int, layers: Mapping[str, GradientHistogram]) -> None:
+        """Write how large the values of each layer's gradient are.
+
+        Args:
+            step: of this rank, from 0.
+            layers: their histograms, by name.
+        """
+        told = {
+            name: {"zeros": one.zeros, "counts": {str(exponent): n for exponent, n in one.counts.items()}}
+            for name, one in layers.items()
+        }
+        self._file.add("gradients", step=step, layers=told)
 
     def _look(self) -> None:
         """Write samples of the usage, and the trace, until the training ends; in a thread."""
