@@ -23,7 +23,7 @@ from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
-from nnlo_common.base._peak_memory import HostMemory
+from nnlo_common.base._peak_memory import PeakMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -169,7 +169,7 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
-    "HostMemory",
+    "PeakMemory",
     "infer_over_tiles",
     "Interrupts",
     "is_live",

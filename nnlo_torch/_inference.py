@@ -249,7 +249,7 @@ def running(models: Sequence[torch.nn.Module], world: RankWorld | None = None) -
     training = current() if world is None else None
     with ExitStack() as entered:
         # A server waits until all workers have finished their epoch: this says so.
-        if training is not None and not training._evaluating:
+        if training is not None and not training.evaluating:
             entered.enter_context(training.evaluation())
         entered.enter_context(evaluating(models))
         entered.enter_context(torch.inference_mode())

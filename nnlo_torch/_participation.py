@@ -220,6 +220,11 @@ class Participation:
                 self._run(self._after_serving)
 
     @property
+    def evaluating(self) -> bool:
+        """Whether this rank is within `evaluation`."""
+        return self._evaluating
+
+    @property
     def looping(self) -> bool:
         """Whether `epoch` counts the samples of the batches, in place of a sampler."""
         return self._looping

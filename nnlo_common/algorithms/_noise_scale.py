@@ -257,7 +257,7 @@ def _resampled(
     table: npt.NDArray[np.float64], draws: np.random.Generator
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the signal and the mean square of a point: the estimates, then those of resampled batches."""
-    count, squares = len(table), np.diag(table).copy()
+    count, squares = len(table), np.array(np.diag(table))
     pairs = table - np.diag(squares)
     weights = draws.multinomial(count, np.full(count, 1 / count), _RESAMPLED).astype(np.float64)
     products = np.einsum("ri,ij,rj->r", weights, pairs, weights, optimize=True)

@@ -11,16 +11,16 @@ from nnlo_common.base._public_names import say_public_module
 from nnlo_common.simulation._advice import Advice, example_facts
 from nnlo_common.simulation._costs import Costs, Durations, Ranks
 from nnlo_common.simulation._probe import GradientHistogram, ProbeFacts, probe
-from nnlo_common.simulation._simulator import Prediction, simulate
+from nnlo_common.simulation._simulator import SimulatedRun, simulate
 
 __all__ = [
     "Advice",
     "Costs",
     "Durations",
     "GradientHistogram",
-    "Prediction",
     "ProbeFacts",
     "Ranks",
+    "SimulatedRun",
     "example_facts",
     "probe",
     "simulate",

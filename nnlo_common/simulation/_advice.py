@@ -17,7 +17,7 @@ from nnlo_common.algorithms._steady import Steady
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.simulation._costs import Costs, Durations, Ranks
 from nnlo_common.simulation._probe import ProbeFacts
-from nnlo_common.simulation._simulator import Prediction, gain_of, simulate
+from nnlo_common.simulation._simulator import SimulatedRun, gain_of, simulate
 
 __all__ = ["Advice", "AdvisedLayout", "CurvePoint"]
 
@@ -58,7 +58,7 @@ class AdvisedLayout:
     """
 
     ranks: Ranks
-    prediction: Prediction
+    prediction: SimulatedRun
     speed: float
     low: float
     high: float
@@ -162,7 +162,7 @@ class Advice:
         )
 
     @cached_property
-    def alone(self) -> Prediction:
+    def alone(self) -> SimulatedRun:
         """One process."""
         return simulate(Ranks(algorithm=Steady(), servers=0), self.costs, steps=200)
 

@@ -149,8 +149,11 @@ def test_the_wheel_brings_what_the_examples_need():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["reports", "run"], "nnlo: there is no command 'reports'; did you mean 'report'? (nnlo has demo, "),
-        (["run.toml"], "nnlo: there is no command 'run.toml' (nnlo has demo, "),
+        (
+            ["reports", "run"],
+            "nnlo: there is no command 'reports'; did you mean 'report'? (nnlo has advise, demo, ",
+        ),
+        (["run.toml"], "nnlo: there is no command 'run.toml' (nnlo has advise, demo, "),
         (["--sped"], "nnlo: unrecognized arguments: --sped"),
     ],
 )

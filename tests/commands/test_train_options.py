@@ -459,7 +459,7 @@ def test_the_configuration_of_a_run_makes_it_again():
     assert (again.learning_rate, again.run) == (0.25, None)
     assert again.algorithm == {
         "alpha": 0.2, "every": 10, "lag": 0, "sub_every": 10, "sub_servers": 0,
-        "beta_per": "exchange", "order": "step_first", "synchronous": False,
+        "beta_per": "exchange", "order": "step_first", "synchronous": False, "wire": "float32",
     }  # fmt: skip
     same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")
     assert [getattr(again, name) for name in same] == [getattr(settings, name) for name in same]
