@@ -23,7 +23,7 @@ from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._other_projects import OtherProject
-from nnlo_common.base._peak_memory import PeakMemory
+from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -65,7 +65,8 @@ from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
-from nnlo_common.simulation import Advice, GradientHistogram
+from nnlo_common.simulation import Advice
+from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -169,7 +170,6 @@ __all__ = [
     "HDF5Source",
     "HEADER_BYTES",
     "hold",
-    "PeakMemory",
     "infer_over_tiles",
     "Interrupts",
     "is_live",
@@ -202,6 +202,7 @@ __all__ = [
     "path_of",
     "Periodic",
     "portion",
+    "ProcessMemory",
     "predict_rows",
     "PRESENT",
     "ProgressDisplay",

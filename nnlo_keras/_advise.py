@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Advice, PeakMemory, Vector, advise_with, whole_number
+from nnlo_common.plugin import Advice, ProcessMemory, Vector, advise_with, whole_number
 from nnlo_keras._compat import synchronise
 
 __all__ = ["KerasProbed", "advise"]
@@ -126,7 +126,7 @@ class KerasProbed:
             raise ConfigurationError("the model has no variables to train; give one that has")
         self._data = _AnyBatches(x, y, batch_size)
         self.batch, self.samples = self._data.batch, self._data.samples
-        self._memory = PeakMemory()
+        self._memory = ProcessMemory()
 
     @property
     def slots(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Advice, PeakMemory, Vector, advise_with
+from nnlo_common.plugin import Advice, ProcessMemory, Vector, advise_with
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["TorchProbed", "advise"]
@@ -122,7 +122,7 @@ class TorchProbed:
         first = self._next()
         self.batch, self._rest = _length(first), first
         self.samples = _samples(loader, self.batch) if samples is None else samples
-        self._memory = PeakMemory()
+        self._memory = ProcessMemory()
 
     @property
     def slots(self) -> int:

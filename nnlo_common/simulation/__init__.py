@@ -8,22 +8,10 @@ Must not know: MPI, frameworks, files.
 from __future__ import annotations
 
 from nnlo_common.base._public_names import say_public_module
-from nnlo_common.simulation._advice import Advice, example_facts
+from nnlo_common.simulation._advice import Advice
 from nnlo_common.simulation._costs import Costs, Durations, Ranks
-from nnlo_common.simulation._probe import GradientHistogram, ProbeFacts, probe
-from nnlo_common.simulation._simulator import SimulatedRun, simulate
+from nnlo_common.simulation._simulator import Forecast, simulate
 
-__all__ = [
-    "Advice",
-    "Costs",
-    "Durations",
-    "GradientHistogram",
-    "ProbeFacts",
-    "Ranks",
-    "SimulatedRun",
-    "example_facts",
-    "probe",
-    "simulate",
-]
+__all__ = ["Advice", "Costs", "Durations", "Forecast", "Ranks", "simulate"]
 
 say_public_module(__name__, __all__)

@@ -17,7 +17,7 @@ from nnlo_common.algorithms._steady import Steady
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.simulation._costs import Costs, Durations, Ranks
 from nnlo_common.simulation._probe import ProbeFacts
-from nnlo_common.simulation._simulator import SimulatedRun, gain_of, simulate
+from nnlo_common.simulation._simulator import Forecast, gain_of, simulate
 
 __all__ = ["Advice", "AdvisedLayout", "CurvePoint"]
 
@@ -58,7 +58,7 @@ class AdvisedLayout:
     """
 
     ranks: Ranks
-    prediction: SimulatedRun
+    prediction: Forecast
     speed: float
     low: float
     high: float
@@ -122,9 +122,8 @@ class Advice:
         wrappers: the package whose wrappers are named.
 
     Example:
-        >>> import nnlo_common.simulation as simulation
-        >>> facts = simulation.example_facts(noise_scale=8000, batch=100)
-        >>> advice = Advice(facts)
+        >>> from nnlo_common.simulation._advice import example_facts  # those of no probe
+        >>> advice = Advice(example_facts(noise_scale=8000, batch=100))
         >>> print(advice.noise)
         8000 samples (6400 to 10000)
         >>> advice.section("float16")
@@ -162,7 +161,7 @@ class Advice:
         )
 
     @cached_property
-    def alone(self) -> SimulatedRun:
+    def alone(self) -> Forecast:
         """One process."""
         return simulate(Ranks(algorithm=Steady(), servers=0), self.costs, steps=200)
 

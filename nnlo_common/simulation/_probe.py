@@ -18,7 +18,7 @@ from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._memory_errors import is_out_of_memory
-from nnlo_common.base._peak_memory import PeakMemory
+from nnlo_common.base._process_memory import ProcessMemory
 
 __all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "probe"]
 
@@ -198,7 +198,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         raise ConfigurationError(
             f"there are {model.samples} samples, and a probe needs at least {_LEAST_SAMPLES}; name more data"
         )
-    left, start = model.left_bytes(), PeakMemory().now
+    left, start = model.left_bytes(), ProcessMemory().now
     trial = _TimedSteps(model)
     trial.first()
     size = sum(one for _, one in model.layers)

@@ -27,7 +27,7 @@ from nnlo_common.testing._schedules import ByTime, PendingRequest
 from nnlo_common.testing._training import VirtualRanks
 from nnlo_common.testing._virtual import VirtualCluster
 
-__all__ = ["SimulatedRun", "gain_of", "simulate"]
+__all__ = ["Forecast", "gain_of", "simulate"]
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
@@ -48,7 +48,7 @@ def gain_of(workers: float, noise: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun:
+class Forecast:
     """How a training would go.
 
     Attributes:
@@ -91,7 +91,7 @@ class SimulatedRun:
         return batches / self.progress_per_s(noise)
 
 
-def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> SimulatedRun:
+def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> Forecast:
     """Let a training pass in virtual time, and return its pace.
 
     Args:
@@ -104,7 +104,11 @@ def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> S
         ConfigurationError: the algorithm refuses these ranks, or has a tree of servers.
 
     Example:
-        See `SimulatedRun`.
+        >>> from nnlo_common import Synchronous
+        >>> costs = Costs(step=1.0, parameters=10, slow={0: 3.0})
+        >>> run = simulate(Ranks(algorithm=Synchronous(), workers=4), costs)
+        >>> round(run.batches_per_s, 2)  # all wait for the slow one
+        1.33
     """
     whole_number("steps", steps, 1)
     if ranks.algorithm.tree():
@@ -116,7 +120,7 @@ def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> S
     return _Simulation(ranks, costs, steps, seed).prediction()
 
 
-def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> SimulatedRun:
+def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     """Simulate ranks that make each step together, without a server."""
     draws = [random.Random(f"{seed} {member}") for member in range(ranks.training)]
     paces, computed_s = list[float](), 0.0
@@ -127,7 +131,7 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> SimulatedRun:
         paces.append(seconds)
     whole_s = sum(paces)
     parts = [sum(part) / len(part) for part in _parts(paces)]
-    return SimulatedRun(
+    return Forecast(
         ranks=ranks,
         batches_per_s=ranks.training * steps / whole_s if whole_s else math.inf,
         efficiency=computed_s / whole_s if whole_s else 1.0,
@@ -243,7 +247,7 @@ class _Simulation:
             self._times[worker.rank].append(self._cluster.elapsed_s(worker.rank))
         yield from worker.leave()
 
-    def prediction(self) -> SimulatedRun:
+    def prediction(self) -> Forecast:
         """Run it."""
         self._cluster.run()
         # While all train: from the last one's first counted step to the first one's end.
@@ -259,7 +263,7 @@ class _Simulation:
         computed_s = sum(self._schedule.computed_s.values())
         longest_s = max(times[-1] for times in self._times.values())
         served_s = self._schedule.served_total_s / self._ranks.servers
-        return SimulatedRun(
+        return Forecast(
             ranks=self._ranks,
             batches_per_s=made / seconds if seconds else math.inf,
             efficiency=min(computed_s / whole_s, 1.0) if whole_s else 1.0,

@@ -20,6 +20,7 @@ from tests.helpers.paths import DOCS, ROOT
 
 PAGES = {
     "nnlo_common": "common",
+    "nnlo_common.simulation": "simulation",
     "nnlo_common.testing": "testing",
     "nnlo_keras": "keras",
     "nnlo_keras.tune": "keras",

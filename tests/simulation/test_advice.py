@@ -14,8 +14,9 @@ from nnlo_common import ConfigurationError, NoiseEstimate
 from nnlo_common.commands.advise import _advising
 from nnlo_common.commands.advise._advise_command import link_of
 from nnlo_common.commands.advise._advising import advise_with, write_advice
-from nnlo_common.simulation import Advice, _advice, example_facts, probe
-from nnlo_common.simulation._probe import GradientHistogram
+from nnlo_common.simulation import Advice, _advice
+from nnlo_common.simulation._advice import example_facts
+from nnlo_common.simulation._probe import GradientHistogram, probe
 from nnlo_common.simulation._simulator import gain_of
 from nnlo_common.testing import MemoryCluster
 

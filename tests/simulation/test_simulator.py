@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, LocalSGD, Steady, Synchronous
-from nnlo_common.simulation import Costs, Durations, Ranks, SimulatedRun, simulate
+from nnlo_common.simulation import Costs, Durations, Forecast, Ranks, simulate
 from nnlo_common.simulation._simulator import gain_of
 
 FREE = {"parameters": 1000, "latency_s": 0.0, "bytes_per_s": 1e15}
@@ -191,9 +191,7 @@ def test_a_lag_and_long_steps_count_as_more_workers():
     assert Ranks(algorithm=Steady(lag=1, every=2), workers=4).together == 16
     assert Ranks(algorithm=LocalSGD(every=8), workers=4).together == 4
     assert Ranks.of(Steady(), 8, servers=0).together == 8
-    assert isinstance(
-        simulate(Ranks(algorithm=Steady(lag=1), workers=2), Costs(step=1, **FREE)), SimulatedRun
-    )
+    assert isinstance(simulate(Ranks(algorithm=Steady(lag=1), workers=2), Costs(step=1, **FREE)), Forecast)
 
 
 # What it refuses.

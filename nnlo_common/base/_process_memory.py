@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PeakMemory"]
+__all__ = ["ProcessMemory"]
 
 _STATUS, _RESET, _HOST = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _LIMITS = (
@@ -19,14 +19,14 @@ _LIMITS = (
 )
 
 
-class PeakMemory:
+class ProcessMemory:
     """The most resident memory since the last `begin`, where Linux can forget the peak before.
 
     Attributes:
         exact: whether it can; else the peak is that of the whole process so far.
 
     Example:
-        >>> peak = PeakMemory()
+        >>> peak = ProcessMemory()
         >>> peak.begin()
         >>> peak.bytes > 1_000_000
         True
