@@ -359,7 +359,7 @@ def predict_rows(
         rows=rows.size,
         outputs=outputs,
         path=place,
-        figures=results(options.figures, told["notes"]) if not told["missing"] else {},
+        figures=results(options.figures, told["notes"]) if told["notes"] else {},
         missing=told["missing"],
         seconds=time.perf_counter() - began_s,
     )

@@ -132,11 +132,21 @@ class RecordedJob:
         self._progress(self._done, self._mine)
 
     def finish(self) -> Any:
-        """Complete the result if all pieces are there, also those of other jobs; return all notes."""
+        """Complete the result if all pieces are there, also those of other jobs; return the notes."""
+        if self._journal is not None and self._journal.path.exists():
+            return {"missing": 0, "notes": []}  # another job of the array has completed it
         if self._journal is not None:
             self._journal.read()
             self._notes |= self._journal.notes
+            # Virtual datasets would read zeros where a part is not there.
+            self._notes = {piece: note for piece, note in self._notes.items() if self._sink.has(piece)}
         missing = self._pieces - sum(piece < self._pieces for piece in self._notes)
+        if missing and self._journal is not None and self._mine == self._pieces:
+            raise ConfigurationError(
+                f"{missing} pieces of {self._journal.path} were written, but are not there: name a file "
+                f"that all "
+                "ranks see, on a shared file system, then run the same command"
+            )
         if missing:
             return {"missing": missing, "notes": []}
         if self._journal is None or self._journal.finishes():

@@ -16,6 +16,7 @@ import pytest
 from nnlo_common import ROC, ConfigurationError, Confusion, Figure
 from nnlo_common.inference import ArraySource, Ensemble, Prediction, RowOptions, predict_rows, source_of
 from nnlo_common.inference._running import PieceProgress, array_share
+from nnlo_common.inference.sinks import HDF5Sink
 from nnlo_common.inference.sinks._npy import _runs
 from nnlo_common.testing import InjectedFault
 from tests.helpers.jobs import environment
@@ -398,6 +399,26 @@ def test_a_part_that_has_gone_is_computed_again(tmp_path):
     next(tmp_path.glob("y.h5.parts/part-*")).unlink()
     predicted(path)
     np.testing.assert_array_equal(content(path)["prediction"], expected())
+
+
+def test_a_part_that_has_gone_is_no_zeros(tmp_path):
+    pytest.importorskip("h5py")
+    path = tmp_path / "y.h5"
+    predicted(path, part="1/2")
+    next(tmp_path.glob("y.h5.parts/part-*")).unlink()
+    assert predicted(path, part="2/2").missing == 1
+    assert not path.exists()
+    predicted(path, part="1/2")
+    np.testing.assert_array_equal(content(path)["prediction"], expected())
+
+
+def test_parts_that_the_first_rank_does_not_see_are_named(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    monkeypatch.setattr(HDF5Sink, "has", lambda self, piece: piece != 3)
+    with pytest.raises(
+        ConfigurationError, match=r"1 pieces of .* were written, but are not there: name a file"
+    ):
+        predicted(tmp_path / "y.h5")
 
 
 def test_an_output_that_changes_its_shape_is_named(tmp_path):
