@@ -3,7 +3,8 @@
 A small convolutional network on 2000 images of Fashion-MNIST, the same 15 epochs for all: momentum SGD with
 batches of 20 at 0.05; batches of 500 at 25 times that rate; and batches of 500 with LARS. The last two warm
 up, and all fall by the square of what is left. LARS' rate and trust were chosen of six by other seeds. All
-runs are printed; the claim is that LARS is within 2 points of the small batch, and linear scaling is not within 5.
+runs are printed; the claim is that LARS is within 2 points of the small batch, and that linear scaling is not
+within 5.
 """
 
 from __future__ import annotations
