@@ -9,6 +9,7 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.simulation import _advice
+from tests.helpers.jobs import mpiexec
 from tests.helpers.train_command import write_files
 
 NET = """
@@ -45,6 +46,18 @@ def test_it_prints_advice_and_writes_a_page(capsys):
     assert (data["batch"], data["parameters"]) == (10, 50)
     assert "The time of validation: there are no samples" in said
     assert "What to do" in Path("advice/advice.html").read_text()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.framework("torch")
+def test_ranks_try_at_the_same_time_and_measure_their_messages():
+    words = ["advise", "--model", "net.py", "--train", "a.h5", "b.h5", "--batch", "10"]
+    done = mpiexec(2, "-m", "nnlo_common", *words, "--loss", "cross_entropy", "--seconds", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("What to do") == 1, "one rank prints for all"
+    assert "The network: it was taken" not in done.stdout
+    assert json.loads(Path("advice/advice.json").read_text())["parameters"] == 50
 
 
 @pytest.mark.framework("torch")

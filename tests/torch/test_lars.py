@@ -125,8 +125,10 @@ def test_schedules_states_and_copies_are_the_optimizers():
 
 @pytest.mark.parametrize("wrapper", ["Synchronous", "LocalSGD", "Steady"])
 def test_it_acts_where_the_optimizer_runs(wrapper):
+    models = [network(), network()]  # made here: threads share torch's random numbers
+
     def train(world):
-        model = network()
+        model = models[world.rank]
         optimizer = getattr(nt, wrapper)(
             nt.LARS(torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9), trust=0.02), world=world
         )
