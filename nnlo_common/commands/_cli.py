@@ -62,7 +62,7 @@ Try a training for a minute, and say how many workers, which batch and which lay
   mpiexec -n 4 nnlo advise --config run.toml --seconds 120
 
 It takes the options of `nnlo train`. With several processes all try at the same time, which
-shows what they take from each other, and messages between them are measured.
+shows what they take from each other, and messages between hosts are measured.
 """,
         after="""\
 The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md has more.

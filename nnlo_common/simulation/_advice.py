@@ -144,7 +144,11 @@ class Advice:
     def costs(self) -> Costs:
         """What a training costs, for the simulator."""
         facts = self.facts
-        latency_s, bytes_per_s = facts.link or (_LATENCY_S, min(facts.copy_bytes_per_s / 2, _NETWORK))
+        copies = facts.copy_bytes_per_s / 2
+        latency_s, bytes_per_s = facts.link or (
+            _LATENCY_S,
+            copies if facts.one_host else min(copies, _NETWORK),
+        )
         moved = 4 * facts.parameters
         # On one host all ranks write and read the gradients and their sums in one memory.
         shared = 4 * moved / facts.copy_bytes_per_s
@@ -553,7 +557,9 @@ class Advice:
     def _unknown_lines(self) -> Iterator[str]:
         facts = self.facts
         yield "The noise scale of later epochs: probe again from a checkpoint (--from) to see it."
-        if facts.link is None:
+        if facts.one_host:
+            yield "The network: all ranks were on one host. Start the probe on two, or give --link."
+        elif facts.link is None:
             yield (
                 "The network: it was taken to have 20 us and 3 GB/s. Start the probe on two hosts "
                 "(mpiexec), or "

@@ -90,8 +90,10 @@ def _of_all_ranks(facts: ProbeFacts, world: RankWorld | None) -> ProbeFacts:
     told = [json.loads(text) for text in world.gather_text(json.dumps([own, world.host]), patient=True)]
     steps, hosts = [one for one, _ in told], [host for _, host in told]
     fastest = min(steps)
-    link = _measured_link(world, hosts)
-    facts = replace(facts, slow=tuple(one / fastest for one in steps), one_host=len(set(hosts)) == 1)
+    one_host = len(set(hosts)) == 1
+    # Within a host messages are copies, whose speed is known; ranks without cores would measure their waits.
+    link = None if one_host else _measured_link(world, hosts)
+    facts = replace(facts, slow=tuple(one / fastest for one in steps), one_host=one_host)
     return facts if link is None else replace(facts, link=link)
 
 
