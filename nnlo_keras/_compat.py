@@ -159,13 +159,18 @@ def deal_passes(
     """
     one_pass = data._enumerate_iterator
 
+    def left() -> None:
+        """End a pass that is left early, as Keras ends a whole one."""
+        data._current_iterator = None
+        data.data_adapter.on_epoch_end()
+
     def enumerate_passes() -> Any:
         first = 0  # of this pass, counted from the epoch's first batch
         while True:
             after = first
             for begin, end, iterator in one_pass():
                 if after > first and over():
-                    data._current_iterator = None
+                    left()
                     return
                 after = first + end + 1
                 tell(False)
@@ -176,7 +181,7 @@ def deal_passes(
                 tell(True)
                 yield after + begin, after + end, iterator
             if again:
-                data._current_iterator = None
+                left()
                 after += again
             end_pass()
             if after == first or over():

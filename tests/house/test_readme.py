@@ -191,7 +191,8 @@ def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
     else:
         end = "optimizer.close()\nprint(optimizer.report().samples)"
         told = run(f"{block}\n{end}\n", tmp_path, {})
-        assert sorted(map(int, told.split())) == [3 * 400, 3 * 400, 3 * 800]
+        *workers, center = sorted(map(int, told.split()))
+        assert sum(workers) == center >= 3 * 800  # passes until the progress of an epoch is made
 
 
 @pytest.mark.mpi

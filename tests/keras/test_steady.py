@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -200,3 +202,54 @@ def test_gradients_are_clipped_as_the_optimizer_clips_them(option):
     OptionsByPlace(optimizer, variables, layout, slice(0, layout.size)).clip(flat)
     for segment, one in zip(layout.segments, expected, strict=True):
         np.testing.assert_allclose(flat[segment.place], one.ravel(), rtol=1e-5, atol=1e-6)
+
+
+class Rows(keras.utils.PyDataset):
+    """The samples in batches, which count the passes that have begun and ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = self.ended = 0
+        self.x, self.y = samples()
+
+    def __len__(self):
+        return math.ceil(SIZE / BATCH)
+
+    def __getitem__(self, index):
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("kind", ["sequence", "file"])
+def test_a_pass_that_is_left_early_is_ended(kind, tmp_path):
+    """Keras refuses to begin a pass of a PyDataset while another is open."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = samples()
+
+    def program(world):
+        given = Rows()
+        if kind == "sequence":
+            data = nk.shard(given, world=world)
+        else:
+            options = {"features": "x", "labels": "y", "batch_size": BATCH, "shuffle": False}
+            data = nk.H5Sequence(str(tmp_path / "a.h5"), world=world, **options)
+        distribute, batches = nk.Distribute(world=world), Batches()
+        model_of(nk.Steady(plain("momentum"))).fit(
+            data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[distribute, batches]
+        )
+        return given, batches.found, distribute.report
+
+    with MemoryCluster(4) as cluster:
+        server, *workers = cluster.run(program, timeout_s=100)
+    assert server[2].progress >= EPOCHS * SIZE
+    for given, batches, _ in workers:
+        assert len(batches) == EPOCHS
+        assert min(batches) > 0
+        assert given.begun == given.ended > EPOCHS or kind == "file"

@@ -306,7 +306,19 @@ def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, w
     import keras
 
     data = ["--train", "?.h5", "--val", "val.h5", "--epochs", "3", *ADAM]
-    done = started(*keras_net, *data, "--batch", "70", *words, "--run", "r", ranks=ranks, framework="keras")
+    done = started(
+        *keras_net,
+        *data,
+        "--batch",
+        "70",
+        "--mode",
+        "downpour",
+        *words,
+        "--run",
+        "r",
+        ranks=ranks,
+        framework="keras",
+    )
     assert done.returncode == 0, done.stderr
     assert main(["train", *keras_net, *data, "--batch", "140", "--run", "alone"]) == 0
     center, alone = (keras.models.load_model(f"{run}/model.keras").get_weights() for run in ("r", "alone"))

@@ -37,7 +37,7 @@ def plain(name, k):
     )
     inputs, targets = cases.data()
     for epoch in range(EPOCHS):
-        order = epoch_order(SIZE, seed=0, epoch=epoch, shuffle=True)[: SIZE // k * k]
+        order = epoch_order(SIZE, seed=0, epoch=epoch, shuffle=True)
         for start in range(0, len(order), k * BATCH):
             indices = order[start : start + k * BATCH]
             optimizer.zero_grad()
@@ -72,9 +72,10 @@ def test_members_stay_equal_bit_for_bit_on_five_ranks(names, tmp_path):
         for lead in (1, 3):
             assert np.array_equal(found[lead]["vector"], found[lead + 1]["vector"]), name
         assert len({float(one["loss"]) for one in found}) == 1
-        seen = np.concatenate([one["seen"] for one in found])
-        assert (np.bincount(seen) <= EPOCHS).all()
-        assert len(seen) > EPOCHS * (SIZE - 4)
+        counts = np.bincount(np.concatenate([one["seen"] for one in found]), minlength=SIZE)
+        assert (counts >= EPOCHS).all()
+        # A rank that lacks a batch repeats a sample: at most one in each group and epoch.
+        assert counts.sum() <= EPOCHS * (SIZE + 2)
 
 
 WAYS = ("auto", "mpi", "shared", "thread", "torch")
@@ -116,12 +117,11 @@ def test_what_a_dead_group_had_leased_goes_to_the_others(source, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "rank 5 ends, because rank 6 of its group has died" in done.stderr
     found = [np.load(tmp_path / f"rank{rank}.npz") for rank in range(1, 5)]
-    rows = 101 // 2 * 2
     for epoch in range(3):
         shares = [one[f"epoch{epoch}"].tolist() for one in found]
-        dealt = [sample for one in shares for sample in one]
-        assert len(dealt) == len(set(dealt))
-        assert len(shares[0]) == len(shares[1])
-        assert len(shares[2]) == len(shares[3])
+        dealt = {sample for one in shares for sample in one}
+        assert sum(map(len, shares)) - len(dealt) <= 1  # of an odd number one rank repeats the last
+        assert len(shares[0]) - len(shares[1]) in (0, 1)
+        assert len(shares[2]) - len(shares[3]) in (0, 1)
         # The dead group has used up some leases of the epoch in which it died, and nothing after it.
-        assert len(dealt) == rows if epoch == 2 else len(dealt) <= rows
+        assert len(dealt) == 101 if epoch == 2 else len(dealt) <= 101

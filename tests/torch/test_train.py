@@ -471,7 +471,19 @@ def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, w
     import torch
 
     data = ["--train", "?.h5", "--val", "val.h5", "--epochs", "3", *ADAM]
-    done = started(*torch_net, *data, "--batch", "70", *words, "--run", "r", ranks=ranks, framework="torch")
+    done = started(
+        *torch_net,
+        *data,
+        "--batch",
+        "70",
+        "--mode",
+        "downpour",
+        *words,
+        "--run",
+        "r",
+        ranks=ranks,
+        framework="torch",
+    )
     assert done.returncode == 0, done.stderr
     assert f"nnlo train: downpour, {told_ranks} training" in done.stdout
     assert main(["train", *torch_net, *data, "--batch", "140", "--run", "alone"]) == 0

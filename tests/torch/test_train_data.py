@@ -161,7 +161,18 @@ def test_a_run_predicts_with_what_it_was_trained_with():
 @pytest.mark.mpi
 def test_three_ranks_train_on_root_files_as_one_process_does():
     words = [*NET, *WORDS, *DATA, "--standardize", "--weights-name", "w", "--batch", "25", "--epochs", "2"]
-    done = started(*words, "--servers", "0", "--cache", "memory", "--run", "three", framework="torch")
+    done = started(
+        *words,
+        "--mode",
+        "synchronous",
+        "--servers",
+        "0",
+        "--cache",
+        "memory",
+        "--run",
+        "three",
+        framework="torch",
+    )
     assert done.returncode == 0, done.stderr
     assert train(*words[:-4], "--batch", "75", "--epochs", "2", "--run", "one", data=()) == 0
     assert Path("three/standard.json").read_bytes() == Path("one/standard.json").read_bytes()
