@@ -252,4 +252,4 @@ def test_a_pass_that_is_left_early_is_ended(kind, tmp_path):
     for given, batches, _ in workers:
         assert len(batches) == EPOCHS
         assert min(batches) > 0
-        assert given.begun == given.ended > EPOCHS or kind == "file"
+        assert given.ended >= given.begun > EPOCHS or kind == "file"  # Keras may end one to build

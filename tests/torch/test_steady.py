@@ -63,6 +63,7 @@ def trained(world=None, *, loader_of=None, schedule=None, epochs=EPOCHS, name="m
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
+        optimizer.mean({})  # all are at the end of the epoch: none has begun the next one
         report = optimizer.report()
         found.append((used, report.progress, optimizer.param_groups[0]["lr"]))
     steps = None if scheduler is None else scheduler.last_epoch
