@@ -109,7 +109,7 @@ def find_objects(
     progress: bool,
     sink_class: Callable[[Path], type[Sink]],
 ) -> FoundObjects:
-    """BatchModel the maps of all pieces, and find objects in them (collective).
+    """Compute the maps of all pieces, and find objects in them (collective).
 
     Args:
         run: the job of tiles.

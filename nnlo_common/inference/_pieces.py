@@ -56,7 +56,7 @@ class PieceWork(Protocol):
     """One rank's way to do a piece."""
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """BatchModel a piece; yield now and then, so that other ranks are answered."""
+        """Compute a piece; yield now and then, so that other ranks are answered."""
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the pieces written since the last call, in order, each with a note; `wait` for all."""

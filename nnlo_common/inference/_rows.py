@@ -58,6 +58,7 @@ __all__ = [
     "predict_rows",
     "sink_class",
     "source_of",
+    "written",
 ]
 
 _MOST_PIECES, _FEW_PIECES = 1024, 64
@@ -289,6 +290,79 @@ def files_in(data: Any) -> bool:
     return isinstance(data, str | Path) or several
 
 
+class Divided(Protocol):
+    """A result in pieces."""
+
+    @property
+    def pieces(self) -> int:
+        """Their number."""
+
+    @property
+    def wholes(self) -> Mapping[str, Whole]:
+        """The arrays, by name."""
+
+    def regions(self, piece: int) -> dict[str, Region]:
+        """Return what a piece fills of each array."""
+
+    def facts(self, model: str) -> dict[str, Any]:
+        """Return all that determines the result."""
+
+
+def written(
+    divided: Divided,
+    work_on: Callable[[Sink], Any],
+    place: Path | None,
+    options: Any,
+    *,
+    part: tuple[int, int] | None,
+    world: RankWorld | None,
+    model: str,
+    called: str,
+) -> tuple[Any, Mapping[str, Any]]:
+    """Compute all pieces of a result and write them, each once (collective).
+
+    Args:
+        divided: the result.
+        work_on: makes this rank's work on a sink.
+        place: the file; None: memory.
+        options: `compression`, `overwrite` and `progress`.
+        part: the part of a job array.
+        world: the ranks; None: this process alone.
+        model: what tells the model from another one.
+        called: the name of the job, for its progress.
+
+    Returns:
+        The outputs, if they are in memory, and what the first rank has told all at the end.
+    """
+    with ExitStack() as opened:
+        with together(world):
+            sink = sink_class(place)(place or Path(), divided.wholes, compression=options.compression)
+            if isinstance(sink, ZarrSink):
+                sink.chunked(divided.regions)
+        facts = divided.facts(model)
+        agreed(world, facts)
+        journal: ResultJournal | None = None
+        if place is not None:
+            journal = open_journal(
+                place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
+            )
+            opened.callback(journal.close)
+        job = None
+        if world is None or world.rank == 0:
+            share = share_of(divided.pieces, part)
+            progress = PieceProgress(called) if options.progress else lambda done, pieces: None
+            job = RecordedJob(divided.pieces, sink, divided.regions, journal, share=share, progress=progress)
+        with closing(work_on(sink)) as work:
+            told = run_pieces(world, job, work)
+        if isinstance(sink, MemorySink) and world is not None:
+            sink.exchange(world)
+        if job is not None and journal is not None and not told["missing"]:
+            journal.forget()
+    if not isinstance(sink, MemorySink):
+        return None, told
+    return next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays, told
+
+
 def predict_rows(
     compute: BatchModel,
     data: Any,
@@ -300,7 +374,7 @@ def predict_rows(
     reading: Reading | None = None,
     array: Callable[[Any], Any] = np.asarray,
 ) -> Prediction:
-    """BatchModel the outputs of all samples of a source (collective).
+    """Compute the outputs of all samples of a source (collective).
 
     Args:
         compute: the model.
@@ -330,31 +404,9 @@ def predict_rows(
                 raise ConfigurationError(
                     "a part of a prediction without a file is lost; name one (out=, or --out)"
                 )
-            sink = sink_class(place)(place or Path(), rows.wholes, compression=options.compression)
-            if isinstance(sink, ZarrSink):
-                sink.chunked(rows.regions)
-        facts = rows.facts(model)
-        agreed(world, facts)
-        journal: ResultJournal | None = None
-        if place is not None:
-            journal = open_journal(
-                place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
-            )
-            opened.callback(journal.close)
-        job = None
-        if world is None or world.rank == 0:
-            share = share_of(rows.pieces, part)
-            progress = PieceProgress("nnlo predict") if options.progress else lambda done, pieces: None
-            job = RecordedJob(rows.pieces, sink, rows.regions, journal, share=share, progress=progress)
-        with closing(rows.writing_to(sink)) as work:
-            told = run_pieces(world, job, work)
-        if isinstance(sink, MemorySink) and world is not None:
-            sink.exchange(world)
-        if job is not None and journal is not None and not told["missing"]:
-            journal.forget()
-    outputs = None
-    if isinstance(sink, MemorySink):
-        outputs = next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays
+        outputs, told = written(
+            rows, rows.writing_to, place, options, part=part, world=world, model=model, called="nnlo predict"
+        )
     return Prediction(
         rows=rows.size,
         outputs=outputs,
@@ -475,7 +527,7 @@ class _Rows:
                 )
 
     def _tried(self) -> dict[str, Whole]:
-        """BatchModel the first batch, and return the arrays of the result."""
+        """Compute the first batch, and return the arrays of the result."""
         arrays, kept = self.read((0, self.batch))
         features = self.source.assemble(arrays)[0]
         try:
@@ -523,7 +575,7 @@ class _RowWork:
         self._writer: PieceWriter | None = None
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """BatchModel a piece, and yield after each batch."""
+        """Compute a piece, and yield after each batch."""
         rows, under_way = self._rows, None
         start, stop = rows.span(piece)
         self._queue.put(lambda: self._open(piece))

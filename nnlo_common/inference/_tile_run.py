@@ -17,7 +17,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -30,26 +30,20 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.data import Prefetch
-from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._object_run import MapRun, ObjectOptions, find_objects
 from nnlo_common.inference._objects import FoundRows, Labelling
-from nnlo_common.inference._pieces import Following, run_pieces
+from nnlo_common.inference._pieces import Following
 from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
-from nnlo_common.inference._rows import BatchModel, sink_class
+from nnlo_common.inference._rows import BatchModel, sink_class, written
 from nnlo_common.inference._running import (
-    PieceProgress,
-    RecordedJob,
     WriteQueue,
-    agreed,
     array_share,
-    open_journal,
-    share_of,
     together,
 )
 from nnlo_common.inference._structure import Named, named_arrays
 from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, per_axis
 from nnlo_common.inference._volumes import Volume, opened_volume
-from nnlo_common.inference.sinks import MemorySink, PieceWriter, Region, Sink, Whole, ZarrSink
+from nnlo_common.inference.sinks import PieceWriter, Region, Sink, Whole, ZarrSink
 
 __all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
 
@@ -419,7 +413,7 @@ class TileRun(MapRun):
         return margin, tuple(one or 1 for one in self.field.period)
 
     def _tried(self) -> dict[str, Whole]:
-        """BatchModel one tile, and return the arrays of the result."""
+        """Compute one tile, and return the arrays of the result."""
         _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
         data = self.volume.read(0, tile.region)
         try:
@@ -545,32 +539,16 @@ def infer_over_tiles(
                 rows=result.rows,
                 seconds=time.perf_counter() - began_s,
             )
-        with together(world):
-            sink = sink_class(place)(place or Path(), run.wholes, compression=options.compression)
-            if isinstance(sink, ZarrSink):
-                sink.chunked(run.regions)
-        facts = run.facts(model)
-        agreed(world, facts)
-        journal: ResultJournal | None = None
-        if place is not None:
-            journal = open_journal(
-                place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
-            )
-            opened.callback(journal.close)
-        job = None
-        if world is None or world.rank == 0:
-            share = share_of(run.pieces, part)
-            progress = PieceProgress("nnlo tile") if options.progress else lambda done, pieces: None
-            job = RecordedJob(run.pieces, sink, run.regions, journal, share=share, progress=progress)
-        with closing(_TileWork(run, sink)) as work:
-            told = run_pieces(world, job, work)
-        if isinstance(sink, MemorySink) and world is not None:
-            sink.exchange(world)
-        if job is not None and journal is not None and not told["missing"]:
-            journal.forget()
-    outputs = None
-    if isinstance(sink, MemorySink):
-        outputs = next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays
+        outputs, told = written(
+            run,
+            run.work,
+            place,
+            options,
+            part=part,
+            world=world,
+            model=model,
+            called="nnlo tile",
+        )
     return TileResult(
         shape=volume.shape,
         tiles=run.tiling.tiles * volume.items,
@@ -612,7 +590,7 @@ class _TileWork:
         self._masks: dict[Any, npt.NDArray[Any]] = {}
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
-        """BatchModel a piece, and yield after each batch of tiles."""
+        """Compute a piece, and yield after each batch of tiles."""
         run = self._run
         item, region = run.place(piece)
         sums = _PieceSums(item, region)
