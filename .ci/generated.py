@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from nnlo_common.algorithms._found import ALGORITHMS, HOMES  # noqa: E402
-from nnlo_common.algorithms._options import Declared, declared  # noqa: E402
+from nnlo_common.base._options import Declared, declared  # noqa: E402
 from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS  # noqa: E402
 from nnlo_common.commands.train._settings import OPTIONS  # noqa: E402
 

@@ -32,6 +32,7 @@ from nnlo_common.base._warnings import warn
 from nnlo_common.base._whole_files import usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster._gpus import own_gpu, when_chosen
+from nnlo_common.cluster._topology import Topology
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.cluster.transport._group import Group
 from nnlo_common.cluster.transport._mail import DivisibleWorld
@@ -67,14 +68,14 @@ from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.simulation import Advice
 from nnlo_common.simulation._probe import GradientHistogram
-from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
-from nnlo_common.training._joining import assigned, launched, planned
-from nnlo_common.training._model_vectors import unwired, vectors_in_turn
+from nnlo_common.training._joining import launched, planned
+from nnlo_common.training._model_vectors import Trained, unwired, vectors_in_turn
+from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._readable_options import readable
-from nnlo_common.training._reducers import Reducer, ThreadReducer
+from nnlo_common.training._reducers import Reducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
@@ -124,12 +125,9 @@ __all__ = [
     "Algorithm",
     "ALGORITHMS",
     "all_same",
-    "AllReduce",
     "AnswerT",
-    "AS_YOURS",
     "as_values",
-    "assigned",
-    "AUTO",
+    "AS_YOURS",
     "BatchOptions",
     "begin_torch_profile",
     "brief",
@@ -155,17 +153,17 @@ __all__ = [
     "engine",
     "Ensemble",
     "epoch_order",
-    "MOST_PASSES",
     "EpochMeanQuery",
     "epochs_per_rank",
     "EXIT_CODE",
     "explain",
+    "FactsWriter",
     "FileBatches",
     "Files",
     "FileSource",
     "GradientHistogram",
-    "Group",
     "GradientSum",
+    "Group",
     "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",
@@ -175,8 +173,8 @@ __all__ = [
     "is_live",
     "is_number",
     "is_out_of_memory",
-    "laid_out",
     "lacks_one",
+    "laid_out",
     "LARGEST_JSON",
     "launched",
     "Lease",
@@ -186,6 +184,7 @@ __all__ = [
     "measured_field",
     "models_in",
     "Moment",
+    "MOST_PASSES",
     "Moves",
     "Moving",
     "names_rank",
@@ -197,19 +196,19 @@ __all__ = [
     "OtherProject",
     "own_gpu",
     "packed_tree",
-    "planned",
     "parsed_json",
     "path_of",
     "Periodic",
+    "planned",
     "portion",
-    "ProcessMemory",
     "predict_rows",
     "PRESENT",
+    "ProcessMemory",
     "ProgressDisplay",
     "Query",
     "quoted_samplers",
     "random_numbers",
-    "FactsWriter",
+    "RankOptions",
     "RankWorld",
     "RatePlan",
     "read_whole",
@@ -236,15 +235,16 @@ __all__ = [
     "span",
     "speaks",
     "split",
-    "Stretch",
     "Start",
     "StepProfiler",
     "Stopping",
+    "Stretch",
     "table",
     "TeamMessage",
-    "ThreadReducer",
     "TileOptions",
     "TimeLeft",
+    "Topology",
+    "Trained",
     "Trainer",
     "TrialChooser",
     "TrialSource",

@@ -80,9 +80,9 @@ class Delegation(OptimizerInside):
             ConfigurationError: there is one.
         """
         rule, inner, name = self.algorithm, self.inner_optimizer, type(self).__name__
-        if inner.global_clipnorm and self.servers > 1 and rule.optimizer_runs == "center":
+        if inner.global_clipnorm and self.ranks.servers > 1 and rule.optimizer_runs == "center":
             raise ConfigurationError(
-                f"{name} with servers={self.servers} cannot wrap an optimizer with "
+                f"{name} with servers={self.ranks.servers} cannot wrap an optimizer with "
                 f"global_clipnorm={inner.global_clipnorm}: each server would clip its part of the gradient "
                 "by the norm of that part; use servers=1 or clipnorm"
             )

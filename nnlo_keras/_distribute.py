@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import Algorithm, RankWorld, Session, assigned, launched, say, speaks
+from nnlo_common.plugin import Algorithm, RankWorld, Session, Trained, launched, say, speaks
 from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._building import build
 from nnlo_keras._callback_lists import (
@@ -64,8 +64,6 @@ class Distribute(keras.callbacks.Callback):
     variables that it trains.
 
     Args:
-        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
-            the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
@@ -82,9 +80,9 @@ class Distribute(keras.callbacks.Callback):
 
     drives_training = True
 
-    def __init__(self, *, stall_timeout_s: float | None = None, world: RankWorld | None = None) -> None:
+    def __init__(self, *, world: RankWorld | None = None) -> None:
         super().__init__()
-        self._stall_timeout_s, self._world = stall_timeout_s, world
+        self._world = world
         self._team: Session | None = None
         self._exchanges: Exchanges | None = None  # on a worker
         self._served: ServedEpochs | None = None  # on a server
@@ -98,7 +96,7 @@ class Distribute(keras.callbacks.Callback):
         self.role = "alone"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribute:
-        return type(self)(stall_timeout_s=self._stall_timeout_s, world=self._world)
+        return type(self)(world=self._world)
 
     @property
     def report(self) -> TrainingReport:
@@ -185,11 +183,11 @@ class Distribute(keras.callbacks.Callback):
         world = self._world or launched()
         if container is None or wrapper is None or world is None or world.size == 1:
             return  # `on_train_begin` reports what is missing
-        if wrapper.servers > 1:
-            refuse_loading(container, wrapper.servers)
-        if wrapper.servers == 0:
+        if wrapper.ranks.servers > 1:
+            refuse_loading(container, wrapper.ranks.servers)
+        if wrapper.ranks.servers == 0:
             refuse_backup(container)
-        role = assigned(world, wrapper.servers, wrapper.group_size, wrapper.sub_servers).title
+        role = wrapper.topology(world).assignment(world.rank).title
         if speaks(role):
             restored_first(container)
         elif role.startswith("server"):
@@ -370,19 +368,17 @@ class Distribute(keras.callbacks.Callback):
                 "device on each rank"
             )
         first = wrappers[0]
-        local, grouped = first.algorithm.optimizer_runs == "worker", first.grouped
+        local, grouped = first.algorithm.optimizer_runs == "worker", first.ranks.grouped
         if grouped:
             refuse_in_groups(self.model, wrappers)
         if (grouped or not local) and any(wrapper.sum is None for wrapper in wrappers):
             raise ConfigurationError(
                 "this optimizer was built before nnlo knew the ranks; make a new one for this training"
             )
-        self._prepare(assigned(world, first.servers, first.group_size, first.sub_servers).title)
+        self._prepare(first.topology(world).assignment(world.rank).title)
         weights = Weights(self.model, wrappers)
         self._statistics = Statistics.of(self.model, weights.variables)
-        team = self._team = Session(
-            first.algorithm,
-            world,
+        trained = Trained(
             model=weights,
             buffers=self._statistics,
             options=RateOption(wrappers),
@@ -390,14 +386,13 @@ class Distribute(keras.callbacks.Callback):
             local_step=local_step_of(wrappers, weights) if grouped else None,
             moved_outside=not grouped and (local or first.moves_locally),  # within the training step
             given_sums=not grouped and not local,
-            servers=first.servers,
-            group_size=first.group_size,
-            all_reduce=first.all_reduce,
-            optimizer=", ".join(map(_described, wrappers)),
-            epochs=self.params.get("epochs") or 0,
-            stall_timeout_s=self._stall_timeout_s,
-            meetings=[type(one).__name__ for one in self._rank_callbacks if one.meets],
         )
+        same = {
+            "optimizer": ", ".join(map(_described, wrappers)),
+            "epochs": self.params.get("epochs") or 0,
+            "meetings": [type(one).__name__ for one in self._rank_callbacks if one.meets],
+        }
+        team = self._team = Session(first.algorithm, world, first.ranks, trained, same)
         self.role = team.member.role
         warn_of_saves(self.model, team)
         training = StepMode.KEEP if grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE

@@ -18,6 +18,7 @@ from nnlo_common.plugin import (
     HDF5Source,
     LeasedBatches,
     LedgerClient,
+    RankOptions,
     RankWorld,
     SampledData,
     Session,
@@ -88,7 +89,7 @@ class Batches(keras.utils.PyDataset):
         world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
         self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
-            topology = planned(world, servers, group_size, sub_servers)
+            topology = planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
             assignment = topology.assignment(world.rank)
             ranks = sum(map(len, topology.cells[0].groups))
             size = self._group_size = group_size or (1 if servers else ranks)

@@ -123,16 +123,14 @@ def _idle(model: Any, name: str, optimizer: Any) -> bool:
 
 
 def _kind(wrapper: Wrapper) -> tuple[object, ...]:
-    sizes = wrapper.servers, wrapper.group_size, wrapper.all_reduce.name
-    return type(wrapper), wrapper.algorithm, wrapper.describe(), sizes
+    return type(wrapper), wrapper.algorithm, wrapper.describe(), wrapper.ranks
 
 
 def _described(wrapper: Wrapper) -> str:
     of_optimizer = (
         f", momentum={momentum}" if (momentum := getattr(wrapper.algorithm, "momentum", None)) else ""
     )
-    group = "" if wrapper.group_size is None else f", group_size={wrapper.group_size}"
-    return f"{readable(wrapper.describe())}{of_optimizer}, servers={wrapper.servers}{group}"
+    return f"{readable(wrapper.describe())}{of_optimizer}, {wrapper.ranks.describe()}"
 
 
 def _listed(wrappers: Mapping[str, Wrapper]) -> str:

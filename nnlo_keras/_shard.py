@@ -9,7 +9,7 @@ from typing import Any, Literal
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RankWorld, explain, launched, planned, share
+from nnlo_common.plugin import RankOptions, RankWorld, explain, launched, planned, share
 from nnlo_keras._given_data import VALIDATE
 from nnlo_keras._hdf5 import Batches
 
@@ -104,7 +104,7 @@ class _Part:
         cls, world: RankWorld, servers: int, group_size: int | None, sub_servers: int | Literal["host"]
     ) -> _Part:
         """Return the part of a rank."""
-        topology = planned(world, servers, group_size, sub_servers)
+        topology = planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
         ranks = sum(map(len, cell.groups))
         size = group_size or (1 if servers else ranks)

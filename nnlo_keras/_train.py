@@ -18,7 +18,6 @@ from nnlo_common.plugin import (
     RunPlan,
     Stopping,
     Trainer,
-    assigned,
     brief,
     launched,
     parsed_json,
@@ -107,9 +106,9 @@ class KerasTrainer(Trainer):
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
         if (scale := plan.rate_scale) != 1:
             self._inner.learning_rate = self.learning_rate * scale
-        ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
-        options = {**ranks, "all_reduce": settings.all_reduce, **settings.algorithm}
+        options = {**settings.ranks.given(), **settings.algorithm}
         wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
+        ranks: dict[str, Any] = {"servers": settings.ranks.servers, "group_size": settings.ranks.group_size}
         ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(Batches, ranks, {"shuffle": False, "shard": False})
@@ -118,9 +117,9 @@ class KerasTrainer(Trainer):
         self._compiled: dict[str, Any] = {"loss": self._loss, measured: self._metrics}
         self._model.compile(optimizer=wrapper, **self._compiled)
         self._note_metrics(self._tried(*plan.data.first()))
-        self._distribute = nnlo_keras.Distribute(stall_timeout_s=settings.stall_timeout)
+        self._distribute = nnlo_keras.Distribute()
         world = launched()
-        self.role = "alone" if world is None else assigned(world, **ranks).title
+        self.role = "alone" if world is None else wrapper.topology(world).assignment(world.rank).title
 
     def probed(self) -> KerasProbed:
         """Return what `nnlo advise` asks of the training."""

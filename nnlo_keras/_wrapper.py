@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import AS_YOURS, Algorithm, AllReduce, WrapperBase, launched, whole_number
+from nnlo_common.plugin import (
+    AS_YOURS,
+    Algorithm,
+    RankOptions,
+    RankWorld,
+    Topology,
+    WrapperBase,
+    launched,
+    planned,
+)
 from nnlo_keras._compat import module_of_back_end, trained_by
 from nnlo_keras._delegation import Delegation
 from nnlo_keras._stretches import refuse_options
@@ -38,9 +47,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
     Attributes:
         inner_optimizer: yours.
         algorithm: the algorithm that exchanges it.
-        servers: the number of ranks that serve the centre; 0: all ranks are one group without a centre.
-        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
-        all_reduce: how the ranks of a group add up their gradients.
+        ranks: what the ranks of a training do.
         mode: what it does with gradients.
         local_optimizer: moves a worker's weights between exchanges, if gradients are added up.
         local_rate: the learning rate of plain SGD that moves them if there is no local_optimizer; None:
@@ -54,12 +61,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
         own: this wrapper's own options, as its constructor takes them.
         local: moves a worker's weights between exchanges, if gradients are added up: a Keras optimizer, the
             learning rate of plain SGD, "as yours", or nothing.
-        servers: the number of ranks that serve the centre. 0: all ranks are one group, and your optimizer
-            steps on each with the mean gradient: synchronous data parallelism without a centre.
-        group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
-            None: 1, or all ranks with servers=0.
-        all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces ("mpi"), or
-            in memory that all ranks of a host see ("shared"). "auto": the fastest that works here.
+        ranks: what the ranks of a training do.
         name: as for any optimizer.
 
     Example:
@@ -75,10 +77,8 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
         algorithm: Algorithm,
         own: dict[str, Any],
         *,
+        ranks: RankOptions,
         local: Any = None,
-        servers: int = 1,
-        group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         name: str | None = None,
     ) -> None:
         optimizer = keras.optimizers.get(optimizer)
@@ -87,9 +87,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
             refuse_options(optimizer, type(self).__name__)
         rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
-        self.algorithm, self.servers = algorithm, whole_number("servers", servers, 0)
-        self.group_size = None if group_size is None else whole_number("group_size", group_size, 1)
-        self.all_reduce = AllReduce.of(type(self).__name__, all_reduce, self.servers, self.group_size)
+        self.algorithm, self.ranks = algorithm, ranks
         if not rate:  # `get_config` serializes it
             own = {option: value for option, value in own.items() if option != _local_name(algorithm)}
         self._own, self.mode = own, StepMode.ALONE
@@ -104,9 +102,15 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
         self.check_options()
 
     def _wrap(
-        self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
+        self,
+        optimizer: Any,
+        algorithm: Algorithm,
+        own: dict[str, Any],
+        ranks: RankOptions,
+        local: Any = None,
+        **common: Any,
     ) -> None:
-        Wrapper.__init__(self, optimizer, algorithm, own, local=local, **common)
+        Wrapper.__init__(self, optimizer, algorithm, own, ranks=ranks, local=local, **common)
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:
         return _momentum_of(keras.optimizers.get(optimizer), type(self).__name__, nesterov=nesterov)
@@ -121,9 +125,9 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
             self.local_optimizer.build(variables)
         with self.only_itself():  # otherwise Keras makes averages and accumulators for the wrapper, too
             super().build(variables)
-        sums = self.grouped or self.algorithm.optimizer_runs != "worker"
+        sums = self.ranks.grouped or self.algorithm.optimizer_runs != "worker"
         if sums and (self.several or launched() is not None):
-            self.sum = gradient_sum(self, variables, changed=self.grouped)
+            self.sum = gradient_sum(self, variables, changed=self.ranks.grouped)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Use the gradients as the mode says; runs within the compiled training step."""
@@ -170,20 +174,14 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
                     )
                     variable.assign_sub(dense * keras.ops.cast(rate, variable.dtype))
 
-    @property
-    def sub_servers(self) -> Any:
-        """The number of sub-servers of an elastic tree, or "host"; 0: none."""
-        return self.algorithm.tree()
-
-    @property
-    def grouped(self) -> bool:
-        """Whether the ranks of a training form groups."""
-        return self.servers == 0 or self.group_size not in (None, 1)
+    def topology(self, world: RankWorld) -> Topology:
+        """Return the roles of all ranks; with sub-servers all ranks call it (collective)."""
+        return planned(world, self.ranks, self.algorithm.tree())
 
     @property
     def steps_workers(self) -> bool:
         """Whether your optimizer steps each worker's weights."""
-        return self.servers == 0 or self.algorithm.optimizer_runs == "worker"
+        return self.ranks.servers == 0 or self.algorithm.optimizer_runs == "worker"
 
     @property
     def moves_locally(self) -> bool:
@@ -262,11 +260,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Return a config that makes an equal wrapper."""
-        config = {"optimizer": serialized(self.inner_optimizer), "servers": self.servers, "name": self.name}
-        if self.group_size is not None:
-            config["group_size"] = self.group_size
-        if self.all_reduce.name != "auto":
-            config["all_reduce"] = self.all_reduce.name
+        config = {"optimizer": serialized(self.inner_optimizer), "name": self.name, **self.ranks.given()}
         if self.local_optimizer is not None:
             config[_local_name(self.algorithm)] = serialized(self.local_optimizer)
         return {**config, **self._own}

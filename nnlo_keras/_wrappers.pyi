@@ -32,6 +32,7 @@ class AGN(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -44,14 +45,14 @@ class AGN(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -68,6 +69,7 @@ class DiLoCo(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -80,14 +82,14 @@ class DiLoCo(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -106,6 +108,7 @@ class Downpour(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -121,14 +124,14 @@ class Downpour(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -143,6 +146,7 @@ class DynSGD(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -153,14 +157,14 @@ class DynSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -182,6 +186,7 @@ class EAMSGD(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -200,14 +205,14 @@ class EAMSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -230,6 +235,7 @@ class EASGD(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -248,14 +254,14 @@ class EASGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -273,6 +279,7 @@ class GEM(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -287,14 +294,14 @@ class GEM(Wrapper):
             lag: delay of the gradients, in steps.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -310,6 +317,7 @@ class LocalSGD(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -321,14 +329,14 @@ class LocalSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -347,6 +355,7 @@ class Steady(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -361,14 +370,14 @@ class Steady(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 
@@ -383,6 +392,7 @@ class Synchronous(Wrapper):
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        stall_timeout_s: float | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -393,14 +403,14 @@ class Synchronous(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and your
-                optimizer steps on each with the mean gradient: synchronous data parallelism without a
-                centre.
-            group_size: the ranks of each worker; they make each step together, with the mean of their
-                gradients. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces
-                ("mpi"), or in memory that all ranks of a host see ("shared"). "auto": the fastest that
-                works here.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             name: as for any optimizer.
         """
 

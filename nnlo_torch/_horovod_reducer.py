@@ -8,24 +8,16 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Group, Vector
+from nnlo_common.plugin import Group, Reducer, Vector
 
-__all__ = ["HorovodReducer", "refuse_without_horovod"]
+__all__ = ["HorovodReducer"]
 
 _RECIPE = (
     "docs/pytorch.md says how to build it for a current PyTorch; or use all_reduce='mpi', which needs nothing"
 )
 
 
-def refuse_without_horovod() -> None:
-    """Refuse Horovod if it is not installed."""
-    if importlib.util.find_spec("horovod") is None:
-        raise ConfigurationError(
-            f"all_reduce='horovod' needs Horovod, which is not installed here; {_RECIPE}"
-        )
-
-
-class HorovodReducer:
+class HorovodReducer(Reducer):
     """Sums by Horovod over MPI; it takes the group for its world.
 
     Args:
@@ -37,8 +29,17 @@ class HorovodReducer:
 
     name, overlaps = "horovod", True
 
+    @classmethod
+    def check(cls) -> None:
+        """Refuse Horovod if it is not installed."""
+        if importlib.util.find_spec("horovod") is None:
+            raise ConfigurationError(
+                f"all_reduce='horovod' needs Horovod, which is not installed here; {_RECIPE}"
+            )
+
     def __init__(self, group: Group) -> None:
-        refuse_without_horovod()
+        super().__init__(group)
+        self.check()
         comm = group.communicator()
         if comm is None:
             raise ConfigurationError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import ALGORITHMS, AUTO, AllReduce, Periodic, RankWorld, Session, readable
+from nnlo_common.plugin import ALGORITHMS, Periodic, RankOptions, RankWorld, Session, readable
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients
@@ -55,11 +55,8 @@ class JointTraining:
         halt: set once the training is stopped; alone, wrappers that would be members share both events.
         beginning: set once the training has begun.
         options: the algorithm and the other options that its wrappers have in common, as text.
-        servers: the number of servers.
-        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
-        all_reduce: how the ranks of a group add up their gradients.
+        ranks: what the user says of the ranks.
         group_gradients: makes the mean gradients of this rank's group, if it is in one.
-        stall_timeout_s: seconds of silence after which a worker is given up.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
         watches: the periodic calls of a process alone.
@@ -79,11 +76,8 @@ class JointTraining:
 
     def __init__(self) -> None:
         self.members: list[Any] = []  # wrappers; their module imports this one
-        self.options, self.servers = "", 1
-        self.group_size: int | None = None
-        self.all_reduce = AUTO
+        self.options, self.ranks = "", RankOptions()
         self.group_gradients: GroupGradients | None = None
-        self.stall_timeout_s: float | None = None
         self.settled, self.active = "", 0
         self.team: Session | None = None
         self.flat_model: FlatModel | None = None
@@ -196,15 +190,7 @@ class JointTraining:
         return any(id(tensor) in taken for tensor in _parameters(wrapper))
 
 
-def joint_training(
-    wrapper: Any,
-    world: RankWorld | None,
-    *,
-    servers: int,
-    group_size: int | None,
-    all_reduce: AllReduce,
-    stall_timeout_s: float | None,
-) -> JointTraining:
+def joint_training(wrapper: Any, world: RankWorld | None, ranks: RankOptions) -> JointTraining:
     """Return the training that a new wrapper joins: an open one that has not begun, or a new one.
 
     An earlier training that has begun is ended, as if its wrapper had been closed (collective).
@@ -212,15 +198,9 @@ def joint_training(
     Args:
         wrapper: the new wrapper.
         world: the ranks; None: alone.
-        servers: the number of servers.
-        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
-        all_reduce: how the ranks of a group add up their gradients.
-        stall_timeout_s: seconds of silence after which a worker is given up.
+        ranks: what the user says of them.
     """
-    options = f"{wrapper.algorithm.describe()}, servers={servers}"
-    options += "" if group_size is None else f", group_size={group_size}"
-    options += "" if all_reduce.name == "auto" else f", all_reduce={all_reduce.name!r}"
-    options += "" if stall_timeout_s is None else f", stall_timeout_s={stall_timeout_s}"
+    options = f"{wrapper.algorithm.describe()}, {ranks.describe()}"
     apart = world is not None and (world.of_trial or not world.own_process)
     key: Any = world if apart else _HERE
     known = _latest.get(key)
@@ -234,8 +214,7 @@ def joint_training(
     before, joint = joint, JointTraining()
     if world is None and before is not None and not before.trained and before.options == options:
         joint.halt, joint.beginning = before.halt, before.beginning
-    joint.options, joint.servers, joint.group_size = options, servers, group_size
-    joint.all_reduce, joint.stall_timeout_s = all_reduce, stall_timeout_s
+    joint.options, joint.ranks = options, ranks
     _latest[key] = weakref.ref(joint)
     return joint
 

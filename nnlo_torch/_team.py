@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from nnlo_common.plugin import GroupRank, RankWorld, Session
+from nnlo_common.plugin import GroupRank, RankWorld, Session, Trained
 from nnlo_torch._batch_statistics import FlatBuffers
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._device_sums import DeviceSum
@@ -39,11 +39,10 @@ def join_team(
     """
     members, algorithm = joint.members, joint.members[0].algorithm
     optimizers = [one.optimizer for one in members]
-    runs = algorithm.optimizer_runs_at(joint.servers)
-    grouped = joint.servers == 0 or joint.group_size not in (None, 1)
+    runs = algorithm.optimizer_runs_at(joint.ranks.servers)
     flat_model = FlatModel(
         [pair for one in optimizers for pair in named_parameters(one, modules)],
-        gradients=grouped or runs != "worker",
+        gradients=joint.ranks.grouped or runs != "worker",
         lag=0 if runs == "worker" else algorithm.lag,
         catches=len(members) == 1,
     )
@@ -51,7 +50,7 @@ def join_team(
     steps = optimizers if runs == "worker" else [one.local for one in members]
 
     def center_optimizer(place: slice) -> TorchCenterOptimizer | GroupOptimizer:
-        if not joint.servers:
+        if not joint.ranks.servers:
             return GroupOptimizer(optimizers[0], flat_model)
         joint.centers[:] = [TorchCenterOptimizer(optimizers, flat_model, place)]
         return joint.centers[0]
@@ -65,20 +64,15 @@ def join_team(
         if one is not None:
             one.step()
 
-    team = Session(
-        algorithm,
-        world,
+    trained = Trained(
         model=flat_model,
         buffers=FlatBuffers(buffers, modules) if buffers else None,
         options=GroupOptions(*optimizers),
         center_optimizer=center_optimizer,
         local_step=local_step if any(one is not None for one in steps) else None,
-        optimizer=" and ".join(kinds_of(one.optimizer, one.local) for one in members),
-        servers=joint.servers,
-        group_size=joint.group_size,
-        all_reduce=joint.all_reduce,
-        stall_timeout_s=joint.stall_timeout_s,
     )
+    optimizer = " and ".join(kinds_of(one.optimizer, one.local) for one in members)
+    team = Session(algorithm, world, joint.ranks, trained, {"optimizer": optimizer})
     if len(members) == 1 and flat_model.all_are_blocks and not team.serves:
         team.sum_by(partial(DeviceSum, flat_model))
     if team.member.group is not None:

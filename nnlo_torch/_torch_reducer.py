@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Group, Vector
+from nnlo_common.plugin import Group, Reducer, Vector
 
 __all__ = ["TorchReducer"]
 
@@ -18,7 +18,7 @@ _TIMEOUT = timedelta(minutes=30)
 _store: Any = getattr(dist, "TCPStore", None)  # torch's type stubs do not export it
 
 
-class TorchReducer:
+class TorchReducer(Reducer):
     """Sums by gloo, between processes that find each other by an address that MPI has brought them.
 
     `torch.distributed.init_process_group` is not called: whatever looks for a default group, as Keras does,
@@ -34,6 +34,7 @@ class TorchReducer:
     name, overlaps = "torch", True
 
     def __init__(self, group: Group) -> None:
+        super().__init__(group)
         if not dist.is_available() or not dist.is_gloo_available():
             raise ConfigurationError(
                 f"all_reduce='torch' needs torch.distributed with gloo, which torch {torch.__version__} here "

@@ -107,10 +107,8 @@ class TorchTrainer(Trainer):
         """Wrap the optimizer, which joins the other ranks."""
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
         settings = self._settings
-        ranks: dict[str, Any] = {"servers": settings.servers, "group_size": settings.group_size}
-        ranks["all_reduce"] = settings.all_reduce
-        options = {"model": self._model, "stall_timeout_s": settings.stall_timeout, **settings.algorithm}
-        self._wrapper = make(self._optimizer, **ranks, **options)
+        options = {"model": self._model, **settings.ranks.given(), **settings.algorithm}
+        self._wrapper = make(self._optimizer, **options)
         self.role = self._wrapper.role
         if settings.rates:
             self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)

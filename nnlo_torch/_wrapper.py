@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import AS_YOURS, Algorithm, RankWorld, WrapperBase, launched, readable
+from nnlo_common.plugin import AS_YOURS, Algorithm, RankOptions, RankWorld, WrapperBase, launched, readable
 from nnlo_torch._advice import explain_missing_variables
-from nnlo_torch._all_reduce import AllReduceName, all_reduce_of
 from nnlo_torch._compat import global_hooks, hooks_of, stepped, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import joint_training
@@ -59,16 +58,9 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         algorithm: the options of the algorithm.
         local: moves a worker's weights in each step if yours runs on the centre; None: the weights stay, or
             the algorithm moves them.
+        ranks: what the ranks do.
         model: the model that owns the parameters; None: search for it. Its buffers, such as running
             statistics, are averaged over the workers.
-        servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps your
-            optimizer with the mean gradient: synchronous data parallelism, whatever the algorithm.
-        group_size: the number of ranks of each worker: they make each step together, with the mean of their
-            gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-        all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread", "torch" or
-            "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works here.
-        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
-            the job aborts. None: only report it.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
@@ -86,12 +78,9 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         algorithm: Algorithm,
         *,
+        ranks: RankOptions,
         local: torch.optim.Optimizer | None = None,
         model: torch.nn.Module | None = None,
-        servers: int = 1,
-        group_size: int | None = None,
-        all_reduce: AllReduceName = "auto",
-        stall_timeout_s: float | None = None,
         world: RankWorld | None = None,
     ) -> None:
         refuse(optimizer, type(self).__name__)
@@ -99,14 +88,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         self._model = model
         world = world or launched()
         several = world is not None and world.size > 1
-        self._joint = joint_training(
-            self,
-            world if several else None,
-            servers=servers,
-            group_size=group_size,
-            all_reduce=all_reduce_of(type(self).__name__, all_reduce, servers, group_size),
-            stall_timeout_s=stall_timeout_s,
-        )
+        self._joint = joint_training(self, world if several else None, ranks)
         if world is not None and several:
             self._joint.members.append(self)
             self._joint.found = None
@@ -158,6 +140,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         optimizer: Any,
         algorithm: Algorithm,
         own: dict[str, Any],  # noqa: ARG002 - Keras recreates wrappers from it
+        ranks: RankOptions,
         local: Any = None,
         **common: Any,
     ) -> None:
@@ -165,9 +148,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         if algorithm.steps_in_place:
             refuse_options(optimizer, type(self).__name__)
         rate, moves = local_of(local, optimizer, type(self).__name__)
-        Wrapper.__init__(
-            self, optimizer, algorithm.with_local_rate(rate) if rate else algorithm, local=moves, **common
-        )
+        algorithm = algorithm.with_local_rate(rate) if rate else algorithm
+        Wrapper.__init__(self, optimizer, algorithm, ranks=ranks, local=moves, **common)
         self._follows = local == AS_YOURS
 
     def _momentum(self, optimizer: Any, *, nesterov: bool) -> float:

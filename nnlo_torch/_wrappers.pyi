@@ -33,11 +33,11 @@ class AGN(Wrapper):
         local_learning_rate: float | None = None,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -50,18 +50,16 @@ class AGN(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -75,11 +73,11 @@ class DiLoCo(Wrapper):
         outer_momentum: float = 0.9,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -92,18 +90,16 @@ class DiLoCo(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -119,11 +115,11 @@ class Downpour(Wrapper):
         warm_start: int = 0,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -139,18 +135,16 @@ class Downpour(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -162,11 +156,11 @@ class DynSGD(Wrapper):
         every: int = 1,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -177,18 +171,16 @@ class DynSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -207,11 +199,11 @@ class EAMSGD(Wrapper):
         sub_alpha: float | None = None,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -230,18 +222,16 @@ class EAMSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -261,11 +251,11 @@ class EASGD(Wrapper):
         sub_alpha: float | None = None,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -284,18 +274,16 @@ class EASGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -310,11 +298,11 @@ class GEM(Wrapper):
         primed: bool = True,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -329,18 +317,16 @@ class GEM(Wrapper):
             lag: delay of the gradients, in steps.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -353,11 +339,11 @@ class LocalSGD(Wrapper):
         warmup: int = 0,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -369,18 +355,16 @@ class LocalSGD(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -396,11 +380,11 @@ class Steady(Wrapper):
         brake: float = 1.5,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -415,18 +399,16 @@ class Steady(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 
@@ -438,11 +420,11 @@ class Synchronous(Wrapper):
         backup: int = 0,
         lag: int = 0,
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
-        model: Module | None = None,
         servers: int = 1,
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -453,18 +435,16 @@ class Synchronous(Wrapper):
             lag: exchanges that may be under way while the worker trains on.
             wire: how numbers travel between workers and servers: 'float32' or 'bfloat16' or 'float16' or
                 'int8' or 'topk'.
+            servers: number of ranks that serve the centre, each a part of it; 0: none, and all ranks are
+                one group that steps the optimizer with the mean gradient.
+            group_size: ranks that train as one worker, each step with the mean of their gradients,
+                weighted by their samples; else 1, or all with servers=0.
+            all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
+                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+            stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
+                continue, or end the job; else it is only named.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
-            servers: the number of ranks that serve the centre. 0: all ranks are one group, and each steps
-                your optimizer with the mean gradient: synchronous data parallelism, whatever the
-                algorithm.
-            group_size: the number of ranks of each worker: they make each step together, with the mean of
-                their gradients, weighted by their samples. None: 1, or all ranks with servers=0.
-            all_reduce: how the ranks of a group add up their gradients: "mpi", "shared", "thread",
-                "torch" or "horovod", see docs/pytorch.md. "auto": the fastest of the first two that works
-                here.
-            stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue;
-                otherwise the job aborts. None: only report it.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         """
 

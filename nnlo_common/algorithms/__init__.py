@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from nnlo_common.algorithms import _found
 from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, GainReport, WorkerRule
+from nnlo_common.base._options import option
 
 __all__ = ["Algorithm", "Ask", "CenterRule", "Contribution", "GainReport", "WorkerRule", "option"]
 __all__ += _found.__all__

@@ -10,10 +10,10 @@ import numpy as np
 
 from nnlo_common.algorithms._localsgd import TOPK_OF_ROUNDS, LocalSGDWorker
 from nnlo_common.algorithms._optimizers import SGD
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._options import option
 
 __all__ = ["DiLoCo", "DiLoCoCenter", "DiLoCoWorker"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from nnlo_common.algorithms._optimizers import SGD
-from nnlo_common.algorithms._options import Declared, option
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -20,6 +19,7 @@ from nnlo_common.algorithms._rule import (
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, moves
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._options import Declared, option
 
 __all__ = ["Downpour", "DownpourCenter", "DownpourWorker"]
 

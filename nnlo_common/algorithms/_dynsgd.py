@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Contribution
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._options import option
 
 __all__ = ["DynSGD", "DynSGDCenter"]
 

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from nnlo_common.algorithms._optimizers import SGD
-from nnlo_common.algorithms._options import FROM_OPTIMIZER, option
 from nnlo_common.algorithms._rule import (
     Algorithm,
     Ask,
@@ -20,6 +19,7 @@ from nnlo_common.algorithms._rule import (
 )
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._options import FROM_OPTIMIZER, option
 
 __all__ = ["GEM", "GEMCenter", "GEMWorker"]
 

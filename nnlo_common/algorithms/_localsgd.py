@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._options import option
 
 __all__ = ["TOPK_OF_ROUNDS", "LocalSGD", "LocalSGDCenter", "LocalSGDWorker"]
 

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._noise_scale import NeighbourNoise
-from nnlo_common.algorithms._options import Declared, declared, option
 from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._options import Declared, declared, option
 from nnlo_common.base._state_tree import State, Stateful
 
 __all__ = [

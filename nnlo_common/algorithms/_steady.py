@@ -12,11 +12,11 @@ import numpy.typing as npt
 from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
 from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, sampled_places, worth_having
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._options import option
 from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Steady", "SteadyCenter"]

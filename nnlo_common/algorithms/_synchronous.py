@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from nnlo_common.algorithms._downpour import DownpourWorker
 from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
-from nnlo_common.algorithms._options import option
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._options import option
 from nnlo_common.base._plural import plural
 
 __all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]

@@ -18,7 +18,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._clocks import ClockOffset, gathered_offset
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import Place, gathered_places
-from nnlo_common.cluster._topology import Assignment, Cell, Role, Topology
+from nnlo_common.cluster._topology import Cell, Role, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
 from nnlo_common.protocol import (
@@ -30,9 +30,11 @@ from nnlo_common.protocol import (
     Wire,
     Worker,
 )
+from nnlo_common.training._all_reduce import reducer_of
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
+from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
@@ -40,7 +42,7 @@ from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["Member", "assigned", "join", "launched", "planned", "within"]
+__all__ = ["Member", "join", "launched", "planned", "within"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -144,22 +146,7 @@ def launched() -> RankWorld | None:
     return MPIWorld(world)
 
 
-def assigned(
-    world: RankWorld,
-    servers: int,
-    group_size: int | None = None,
-    sub_servers: int | Literal["host"] = 0,
-) -> Assignment:
-    """Return this rank's role before it joins; with sub-servers all ranks call it (collective)."""
-    return planned(world, servers, group_size, sub_servers).assignment(world.rank)
-
-
-def planned(
-    world: RankWorld,
-    servers: int,
-    group_size: int | None = None,
-    sub_servers: int | Literal["host"] = 0,
-) -> Topology:
+def planned(world: RankWorld, ranks: RankOptions, sub_servers: int | Literal["host"] = 0) -> Topology:
     """Return the roles of all ranks before they join; with sub-servers all ranks call it (collective).
 
     Raises:
@@ -170,7 +157,9 @@ def planned(
             f"sub_servers={sub_servers} in a trial of a search is not possible; leave it out"
         )
     hosts = world.gather_text(world.host) if sub_servers else [""] * world.size
-    return Topology.of_training(hosts, servers=servers, group_size=group_size, sub_servers=sub_servers)
+    return Topology.of_training(
+        hosts, servers=ranks.servers, group_size=ranks.group_size, sub_servers=sub_servers
+    )
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
@@ -182,12 +171,12 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     disengage = world.engage()
     try:
         agree(world, plan)
-        topology = planned(world, plan.servers, plan.group_size, plan.algorithm.tree())
+        topology = planned(world, plan.ranks, plan.algorithm.tree())
         cell = topology.cell_of(world.rank)
-        if world.of_trial and plan.all_reduce.name != "auto":
+        if world.of_trial and plan.ranks.all_reduce != "auto":
             raise ConfigurationError(
-                f"all_reduce={plan.all_reduce.name!r} in a trial of a search: there the ranks of a group add "
-                "up gradients by messages, so that the trial can be broken off; leave all_reduce out"
+                f"all_reduce={plan.ranks.all_reduce!r} in a trial of a search: there the ranks of a group "
+                "add up gradients by messages, so that the trial can be broken off; leave all_reduce out"
             )
         check_layout(plan.algorithm, cell)
         if cell.branches:
@@ -255,7 +244,7 @@ def _grouped(
     if world.of_trial:
         return GroupRank(group)  # whose messages a trial can break off; no other way to add up can be
     one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
-    reducer = plan.all_reduce.reducer(group, one_host=one_host)
+    reducer = reducer_of(plan.ranks.all_reduce, group, one_host=one_host)
     return GroupRank(group, reducer, plan.parameters.layout)
 
 
@@ -310,7 +299,7 @@ def _join_as_worker(
     queries = _query_client(world, plan, cell, shards)
     hosts = {rank: places[rank].host for rank in cell.servers}
     common: dict[str, Any] = {
-        "stall_timeout_s": plan.stall_timeout_s,
+        "stall_timeout_s": plan.ranks.stall_timeout_s,
         "tells": world.rank == cell.workers[0],
         "on_drop": world.cast_off,
     }
@@ -363,7 +352,7 @@ def _join_as_server(
     )
     stall_detector = StallDetector(
         {rank: places[rank].host for rank in cell.workers},
-        stall_timeout_s=plan.stall_timeout_s,
+        stall_timeout_s=plan.ranks.stall_timeout_s,
         tells=index == 0,
     )
     endpoint, parameters = world.open(links), plan.parameters

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._layout import Layout
 from nnlo_common.protocol import Moves, Moving
 
-__all__ = ["Buffers", "Model", "Options", "unwired", "vectors_in_turn", "wired"]
+__all__ = ["Buffers", "Model", "Options", "Trained", "unwired", "vectors_in_turn", "wired"]
 
 # Models with at least this many numbers do not fit the cache.
 _BEYOND_CACHE = 1 << 19
@@ -87,6 +89,30 @@ class Options(Protocol):
 
     def read(self) -> tuple[float, ...]:
         """Return their current values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a framework brings to a training: a model, and what moves it.
+
+    Attributes:
+        model: the model.
+        buffers: its buffers, if it has any.
+        options: the options of the user's optimizer.
+        center_optimizer: makes the optimizer of the given part of the centre.
+        local_step: moves the parameters in each step; None: nothing does, or the framework by itself. Without
+            servers it makes each step.
+        moved_outside: the framework moves the parameters by itself between steps.
+        given_sums: the model's gradient is the sum over all steps since the last contribution.
+    """
+
+    model: Model
+    buffers: Buffers | None
+    options: Options
+    center_optimizer: Callable[[slice], VectorOptimizer]
+    local_step: Callable[[], object] | None = None
+    moved_outside: bool = False
+    given_sums: bool = False
 
 
 def wired(numbers: tuple[float, ...]) -> Vector:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import numpy.typing as npt
 
@@ -16,12 +16,11 @@ from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, fitted
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.training._all_reduce import AllReduce
 from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
 from nnlo_common.training._replay_log import Recording
-from nnlo_common.training._stall_detector import check_stall_timeout
 
 __all__ = ["Participant"]
 
@@ -40,17 +39,11 @@ class Participant:
             with that server's values.
         optimizer: the ordinary optimizer; it runs where the algorithm says, on the centre or the worker.
         names: the arrays' names in error messages.
-        servers: the number of ranks that share the centre. 0: all ranks are one group, and each steps the
-            optimizer with the mean gradient: synchronous data parallelism without a centre.
-        group_size: the ranks of each worker; they make each step together, with the mean of their gradients.
-            None: 1, or all ranks with servers=0.
-        all_reduce: how the ranks of a group add up their gradients: by the MPI library in pieces ("mpi"), or
-            in memory that all ranks of a host see ("shared"). "auto": the fastest that works here.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        stall_timeout_s: a worker silent this long on its turn is dropped if the rest can continue; otherwise
-            the job aborts. None: only warn.
         log_order: a file for the order of all requests, for a replay in the virtual cluster; not written
             when alone.
+        ranks: what the ranks do: `servers`, `group_size`, `all_reduce` and `stall_timeout_s`, as of the
+            wrappers of the frameworks.
 
     Attributes:
         rank: this rank's number.
@@ -78,18 +71,16 @@ class Participant:
         *,
         optimizer: VectorOptimizer | None = None,
         names: Sequence[str] | None = None,
-        servers: int = 1,
-        group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         world: RankWorld | None = None,
-        stall_timeout_s: float | None = None,
         log_order: str | Path | None = None,
+        **ranks: Unpack[RankArguments],
     ) -> None:
-        _check_arguments(algorithm, optimizer, servers, group_size)
+        _check_arguments(algorithm, optimizer)
         self.algorithm, self.optimizer = algorithm, optimizer
-        self._servers, self._group_size = servers, group_size
-        self._all_reduce = AllReduce.of("Participant", all_reduce, servers, group_size)
-        self._stall_timeout_s = check_stall_timeout(stall_timeout_s)
+        given: dict[str, Any] = {**ranks}
+        self._ranks = RankOptions.taken_from(given, "Participant")
+        for name in given:
+            raise TypeError(f"Participant() got an unexpected keyword argument {name!r}")
         self._flat = FlatVector.of(arrays, names)
         self._gradient = FlatVector(self._flat.layout)
         self._world, self._log_order = world, None if log_order is None else Path(log_order)
@@ -270,13 +261,10 @@ class Participant:
             algorithm=self.algorithm,
             parameters=self._flat,
             gradient=self._gradient,
-            servers=self._servers,
-            group_size=self._group_size,
-            all_reduce=self._all_reduce,
+            ranks=self._ranks,
             center_optimizer=at_center,
             local_optimizer=self._fitted(plain) if runs == "worker" else None,
-            alone_optimizer=None if self._servers else self._fitted(plain),
-            stall_timeout_s=self._stall_timeout_s,
+            alone_optimizer=None if self._ranks.servers else self._fitted(plain),
             record=self._log_order is not None,
         )
 
@@ -288,16 +276,10 @@ def _in_groups(batches: Iterable[_Batch], size: int) -> Iterator[tuple[_Batch, .
         yield group
 
 
-def _check_arguments(algorithm: object, optimizer: object, servers: object, group_size: object) -> None:
+def _check_arguments(algorithm: object, optimizer: object) -> None:
     if not isinstance(algorithm, Algorithm):
         raise ConfigurationError(f"algorithm={algorithm!r} is not an Algorithm; pass one, e.g. Downpour()")
     if optimizer is not None and not isinstance(optimizer, VectorOptimizer):
         raise ConfigurationError(
             f"optimizer={optimizer!r} is not an optimizer of nnlo_common; pass one, e.g. SGD(0.1)"
-        )
-    if not isinstance(servers, int) or servers < 0:
-        raise ConfigurationError(f"servers={servers!r} is not possible: use a whole number of at least 0")
-    if group_size is not None and (not isinstance(group_size, int) or group_size < 1):
-        raise ConfigurationError(
-            f"group_size={group_size!r} is not possible: use a whole number of at least 1, or None"
         )

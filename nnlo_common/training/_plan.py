@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,22 @@ from nnlo_common.base._json_codec import table_of
 from nnlo_common.base._layout import Layout
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
-from nnlo_common.training._all_reduce import AUTO, AllReduce
+from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
 from nnlo_common.training._readable_options import readable
 
 __all__ = ["TrainingPlan", "agree"]
 
-# Facts that must be equal on all ranks, in the order of comparison, and how errors state rank 0's value.
-_SAME = {
-    "algorithm": "the algorithm is {}",
-    "servers": "servers={}",
-    "group_size": "group_size={}",
-    "all_reduce": "all_reduce={!r}",
+#: What a framework may add to the facts that must be equal on all ranks, and how errors state it.
+SAME: Mapping[str, str] = {
     "optimizer": "the optimizer is {}",
     "epochs": "epochs={}",
     "meetings": "{} take part",
+}
+# Facts that must be equal on all ranks, in the order of comparison, and how errors state rank 0's value.
+_SAME = {
+    "algorithm": "the algorithm is {}",
+    **{name: f"{name}={{!r}}" for name in RANK_OPTIONS},
+    **SAME,
 }
 
 
@@ -49,9 +51,7 @@ class TrainingPlan:
         gradient: the vector that holds gradients.
         own_parameters: a worker's parameters if the model holds a point ahead of them.
         given_sums: a gradient is the sum over all steps since the last contribution.
-        servers: the number of ranks that share the centre; 0: one group trains without a centre.
-        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
-        all_reduce: how the ranks of a group add up their gradients.
+        ranks: what the user says of the ranks.
         center_optimizer: makes the optimizer of the given part of the centre; returns None if the algorithm
             steps it by itself.
         local_optimizer: moves a worker's parameters; None if something else does.
@@ -60,10 +60,7 @@ class TrainingPlan:
         moving: the places of statistics in `buffers` that each batch moves.
         updates: earlier updates of each of these.
         options: the number of float32 numbers in an optimizer's options, if workers send them.
-        optimizer: the kind of optimizer, if all ranks must have the same.
-        epochs: the number of epochs of the training, if known.
-        meetings: the names of other collective steps.
-        stall_timeout_s: drop a worker silent this long; None: never.
+        same: what else must be equal on all ranks, of `SAME`.
         record: keep the order of all requests.
     """
 
@@ -72,9 +69,7 @@ class TrainingPlan:
     gradient: FlatVector
     own_parameters: FlatVector | None = None
     given_sums: bool = False
-    servers: int = 1
-    group_size: int | None = None
-    all_reduce: AllReduce = AUTO
+    ranks: RankOptions = field(default_factory=RankOptions)
     center_optimizer: Callable[[slice], VectorOptimizer | None] = lambda place: None
     local_optimizer: VectorOptimizer | None = None
     alone_optimizer: VectorOptimizer | None = None
@@ -82,10 +77,7 @@ class TrainingPlan:
     moving: Sequence[Moving] = ()
     updates: npt.NDArray[np.float64] | None = None
     options: int = 0
-    optimizer: str = ""
-    epochs: int = 0
-    meetings: Sequence[str] = ()
-    stall_timeout_s: float | None = None
+    same: Mapping[str, Any] = field(default_factory=dict)
     record: bool = False
 
 
@@ -114,16 +106,12 @@ def _facts(world: RankWorld, plan: TrainingPlan) -> dict[str, Any]:
     facts = {
         "host": world.host,
         "algorithm": plan.algorithm.describe(),
-        "servers": plan.servers,
-        "group_size": plan.group_size,
-        "all_reduce": plan.all_reduce.name,
-        "optimizer": plan.optimizer,
-        "epochs": plan.epochs,
-        "meetings": list(plan.meetings),
+        **{name: getattr(plan.ranks, name) for name in RANK_OPTIONS},
+        **{name: plan.same.get(name) for name in SAME},
         "layout": plan.parameters.layout.to_json(),
         "buffers": None if plan.buffers is None else [plan.buffers.layout.to_json(), str(plan.moving)],
     }
-    if world.rank < plan.servers > 1:  # their shards must come from the same initial parameters
+    if world.rank < plan.ranks.servers > 1:  # their shards must come from the same initial parameters
         facts["start"] = hashlib.blake2b(plan.parameters.vector.data, digest_size=8).hexdigest()
     return facts
 
@@ -132,7 +120,8 @@ def _difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return how another rank differs; empty if it does not."""
     for name, said in _SAME.items():
         if other[name] != first[name]:
-            return readable(f"{said.format(first[name])} on rank 0 but {other[name]}")
+            shown = repr if "!r" in said else str
+            return readable(f"{said.format(first[name])} on rank 0 but {shown(other[name])}")
     if other["layout"] != first["layout"]:
         difference = Layout.from_json(first["layout"]).difference(Layout.from_json(other["layout"]))
         return f"the model differs (here: rank 0, there: that rank): {difference}"

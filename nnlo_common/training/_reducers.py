@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,51 +20,53 @@ _PIECE = 1 << 18
 _FEW = 3
 
 
-class Reducer(Protocol):
-    """Adds up vectors over a group; all its ranks call each method alike, in the same order."""
+class Reducer:
+    """Adds up vectors over a group; all its ranks call each method alike, in the same order.
 
-    @property
-    def name(self) -> str:
-        """Its name in `all_reduce=`."""
+    Attributes:
+        name: its name in `all_reduce=`.
+        overlaps: whether sums are made while the caller computes, so that it should start them early.
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether sums are made while the caller computes, so that it should start them early."""
+    Args:
+        group: the ranks.
+    """
+
+    name: ClassVar[str]
+    overlaps: ClassVar[bool] = False
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    @classmethod
+    def check(cls) -> None:
+        """Refuse it if this machine lacks what it needs; nothing is needed by default."""
 
     def start(self, part: Vector) -> None:
         """Begin to replace this vector by its sum over all ranks, with the same bits on each."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Return once all vectors that were started hold their sums."""
+        """Return once all vectors that were started hold their sums; by default `start` has done it."""
 
     def close(self) -> None:
-        """Release its resources, before those of the group (collective)."""
+        """Release its resources, before those of the group (collective); by default it has none."""
 
 
-class MPIReducer:
+class MPIReducer(Reducer):
     """Sums by the MPI library, in pieces that fit the cache.
 
     Args:
         group: the ranks.
     """
 
-    name, overlaps = "mpi", False
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    name = "mpi"
 
     def start(self, part: Vector) -> None:
         """Replace the vector by its sum."""
         self._group.add_up(part)
 
-    def finish(self) -> None:
-        """Do nothing: `start` has done it."""
 
-    def close(self) -> None:
-        """Do nothing: it holds no resources."""
-
-
-class SharedReducer:
+class SharedReducer(Reducer):
     """Sums in memory that all ranks of a host see: each copies its piece there, and adds up those of all.
 
     Args:
@@ -74,10 +76,11 @@ class SharedReducer:
         ConfigurationError: there is no such memory; raised on all ranks of the group.
     """
 
-    name, overlaps = "shared", False
+    name = "shared"
 
     def __init__(self, group: Group) -> None:
-        self._group, self._turn = group, 0
+        super().__init__(group)
+        self._turn = 0
         # Two places for pieces, in turn: a rank writes the next one while others still read the last.
         self._memory = [memory.reshape(2, _PIECE) for memory in shared_memory(group, 2 * _PIECE)]
 
@@ -85,9 +88,6 @@ class SharedReducer:
         """Replace the vector by its sum."""
         for start in range(0, part.size, _PIECE):
             self._add_up(part[start : start + _PIECE])
-
-    def finish(self) -> None:
-        """Do nothing: `start` has done it."""
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -115,7 +115,7 @@ def _add(vectors: Sequence[Vector], total: Vector) -> None:
         np.add(total, one, out=total)
 
 
-class ThreadReducer:
+class ThreadReducer(Reducer):
     """Sums by the MPI library in a thread, while the caller computes.
 
     Args:
@@ -128,7 +128,7 @@ class ThreadReducer:
     name, overlaps = "thread", True
 
     def __init__(self, group: Group) -> None:
-        self._group = group.twin()
+        super().__init__(group.twin())
         self._thread = ThreadPoolExecutor(1, "nnlo-all-reduce")
         self._started: list[Future[None]] = []
 

@@ -9,6 +9,7 @@ from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.training._joining import launched, planned
+from nnlo_common.training._rank_options import RankOptions
 
 __all__ = ["epochs_per_rank", "scale_lr"]
 
@@ -94,5 +95,9 @@ def _training_ranks(
     """Return how many ranks train, and how many of them share a step of one worker."""
     if world is None:
         return 1, 1
-    groups = planned(world, servers, group_size, sub_servers).cell_of(world.rank).groups
+    groups = (
+        planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
+        .cell_of(world.rank)
+        .groups
+    )
     return sum(map(len, groups)), len(groups[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._rule import GradientSum
-from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._spans import span
@@ -19,16 +18,15 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._forking import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
-from nnlo_common.training._all_reduce import AUTO, AllReduce
 from nnlo_common.training._collectives import Collectives
 from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join
-from nnlo_common.training._model_vectors import Buffers, Model, Options, wired
+from nnlo_common.training._model_vectors import Trained, wired
 from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._shown_model import ShownModel
-from nnlo_common.training._stall_detector import check_stall_timeout
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session"]
@@ -67,64 +65,38 @@ class Session:
     Args:
         algorithm: how workers and centre exchange.
         world: the ranks.
-        model: the model.
-        buffers: its buffers, if it has any.
-        options: the options of the user's optimizer.
-        center_optimizer: makes the optimizer of the given part of the centre.
-        local_step: moves the parameters in each step; None: nothing does, or the framework by itself.
-        moved_outside: the framework moves the parameters by itself between steps.
-        given_sums: the model's gradient is the sum over all steps since the last contribution.
-        servers: the number of servers; 0: all ranks are one group, and `local_step` makes each step.
-        group_size: the number of ranks of each worker; None: 1, or all ranks without a server.
-        all_reduce: how the ranks of a group add up their gradients.
-        optimizer: the kind of the user's optimizer; the same on all ranks.
-        epochs: the number of epochs, if known; the same on all ranks.
-        meetings: the names of other collective steps; the same on all ranks.
-        stall_timeout_s: drop a worker silent this long; None: never.
+        ranks: what the user says of them.
+        trained: the model, and what moves it.
+        same: what else must be equal on all ranks; see `TrainingPlan`.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         world: RankWorld,
-        *,
-        model: Model,
-        buffers: Buffers | None,
-        options: Options,
-        center_optimizer: Callable[[slice], VectorOptimizer],
-        local_step: Callable[[], object] | None = None,
-        moved_outside: bool = False,
-        given_sums: bool = False,
-        servers: int = 1,
-        group_size: int | None = None,
-        all_reduce: AllReduce = AUTO,
-        optimizer: str = "",
-        epochs: int = 0,
-        meetings: Sequence[str] = (),
-        stall_timeout_s: float | None = None,
+        ranks: RankOptions,
+        trained: Trained,
+        same: Mapping[str, Any],
     ) -> None:
+        model, buffers, options = trained.model, trained.buffers, trained.options
         self.rank, self.size, self.model = world.rank, world.size, model
-        self.algorithm, self.world, self._move = algorithm, world, local_step
-        self._runs, self._options = algorithm.optimizer_runs_at(servers), options
-        ahead = servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
+        self.algorithm, self.world, self._move = algorithm, world, trained.local_step
+        self._runs, self._options = algorithm.optimizer_runs_at(ranks.servers), options
+        ahead = ranks.servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
+        steps_center = algorithm.optimizer_runs == "center"
         plan = TrainingPlan(
             algorithm=algorithm,
             parameters=model.parameters,
             gradient=model.gradient,
             own_parameters=FlatVector(model.parameters.layout) if ahead else None,
-            given_sums=given_sums,
-            servers=servers,
-            group_size=group_size,
-            all_reduce=all_reduce,
-            center_optimizer=center_optimizer if algorithm.optimizer_runs == "center" else lambda place: None,
+            given_sums=trained.given_sums,
+            ranks=ranks,
+            center_optimizer=trained.center_optimizer if steps_center else lambda place: None,
             buffers=None if buffers is None else buffers.flat,
             moving=() if buffers is None else buffers.layers,
             updates=None if buffers is None else buffers.moves().total,
             options=2 * len(options.read()),
-            optimizer=optimizer,
-            epochs=epochs,
-            meetings=meetings,
-            stall_timeout_s=check_stall_timeout(stall_timeout_s),
+            same=same,
         )
         self.member: Member = join(world, plan)
         part = self._part = self.member.part
@@ -139,8 +111,8 @@ class Session:
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
-        here = self._runs == "worker"
-        self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=moved_outside)
+        here, outside = self._runs == "worker", trained.moved_outside
+        self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=outside)
         self._final: Vector | None = None  # the final centre that a worker has taken over
         world.at_meeting(self.end_epoch)
         if world.own_process:

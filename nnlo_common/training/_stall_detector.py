@@ -8,11 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nnlo_common.base._arguments import is_number
-from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.protocol import Kind, Message
 
-__all__ = ["LOOK_EVERY_S", "PATIENCE", "SHORTEST_S", "UNKNOWN_S", "StallDetector", "check_stall_timeout"]
+__all__ = ["LOOK_EVERY_S", "PATIENCE", "SHORTEST_S", "UNKNOWN_S", "StallDetector"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -160,17 +158,3 @@ class StallDetector:
     def _consequence(self) -> str:
         limit_s = self._stall_timeout_s
         return "" if limit_s is None else f"; it will be dropped after {limit_s:g} s"
-
-
-def check_stall_timeout(stall_timeout_s: float | None) -> float | None:
-    """Return the option if it is valid.
-
-    Raises:
-        ConfigurationError: it is not a positive number.
-    """
-    if stall_timeout_s is not None and not (is_number(stall_timeout_s) and stall_timeout_s > 0):
-        raise ConfigurationError(
-            f"stall_timeout_s={stall_timeout_s!r} is not possible: use a number of seconds above 0, or None "
-            "to only warn of stalled ranks"
-        )
-    return stall_timeout_s

@@ -151,7 +151,7 @@ class _Joining:
             worker,
             self._query_client(),
             {one: self._places[one].host for one in (sub, self._top)},
-            stall_timeout_s=plan.stall_timeout_s,
+            stall_timeout_s=plan.ranks.stall_timeout_s,
             tells=rank == workers[0],
             on_drop=self._world.cast_off,
             says_goodbye=True,
@@ -170,7 +170,7 @@ class _Joining:
 
     def _stall_detector(self, ranks: Sequence[int], *, tells: bool) -> StallDetector:
         hosts = {rank: self._places[rank].host for rank in ranks}
-        return StallDetector(hosts, stall_timeout_s=self._plan.stall_timeout_s, tells=tells)
+        return StallDetector(hosts, stall_timeout_s=self._plan.ranks.stall_timeout_s, tells=tells)
 
     def _query_client(self) -> QueryClient:
         return QueryClient(self._world.rank, self._top, _QUERIES, self._size)

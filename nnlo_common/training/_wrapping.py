@@ -18,9 +18,10 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 import numpy as np
 
 from nnlo_common.algorithms._found import ALGORITHMS
-from nnlo_common.algorithms._options import Declared
 from nnlo_common.algorithms._rule import Algorithm
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._options import Declared
+from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions, rank_options_for
 
 __all__ = ["AS_YOURS", "WrapperBase", "wrapper_class"]
 
@@ -33,7 +34,14 @@ _YOURS: Final[Mapping[str, str]] = {
     "nowhere": "the framework's SGD with momentum{}, and nothing else. It makes no steps: the algorithm "
     "takes its learning rate and momentum.",
 }
-_OF_WRAPPER = ("self", "optimizer", "algorithm", "own", "local")  # the others are options of all wrappers
+_OF_WRAPPER = (
+    "self",
+    "optimizer",
+    "algorithm",
+    "own",
+    "local",
+    "ranks",
+)  # the others are options of all wrappers
 
 WrapperT = TypeVar("WrapperT", bound="WrapperBase")
 
@@ -52,14 +60,21 @@ class WrapperBase:
                 setattr(cls, "__init__", _constructor(cls, algorithm))  # noqa: B010 - mypy refuses the plain one
 
     def _wrap(
-        self, optimizer: Any, algorithm: Algorithm, own: dict[str, Any], local: Any = None, **common: Any
+        self,
+        optimizer: Any,
+        algorithm: Algorithm,
+        own: dict[str, Any],
+        ranks: RankOptions,
+        local: Any = None,
+        **common: Any,
     ) -> None:
         """Wrap an optimizer.
 
         Args:
             optimizer: the user's.
             algorithm: how it is exchanged; it makes no local steps by itself.
-            own: the options of the constructor.
+            own: the options of the constructor, as the algorithm declares them.
+            ranks: what the user says of the ranks.
             local: moves a worker's weights between exchanges: a learning rate, `AS_YOURS` or an optimizer.
             common: options that all wrappers of the framework take.
         """
@@ -71,13 +86,14 @@ class WrapperBase:
 
     def _begin_wrapper(self, kind: type[Algorithm], optimizer: Any, options: dict[str, Any]) -> None:
         """Wrap an optimizer with the options of a constructor."""
-        known, common = kind.wrapper_options(), _common(type(self))
+        known, common = kind.wrapper_options(), _common(type(self)).keys() | RANK_OPTIONS.keys()
         given = {name: _plain(options.pop(name)) for name in known if name in options}
         for name in options:
             if name not in common:
                 own_taken = inspect.signature(type(self).__init__).parameters.values()  # of a subclass, too
                 keywords = {one.name for one in own_taken if one.kind is one.KEYWORD_ONLY}
                 _refuse_unknown(type(self).__name__, name, sorted({*keywords, *known, *common}))
+        ranks = RankOptions.taken_from(options, type(self).__name__, _package(type(self)))
         own = {name: given.get(name, one.wrapper_default) for name, one in known.items()}
         moves, local = kind.local_option(), None
         checked = {**own}
@@ -92,7 +108,7 @@ class WrapperBase:
             taken["momentum"] = self._momentum(optimizer, nesterov=kind.made_of == "nesterov")
         rule = kind.of_options(checked, **taken).with_local_rate(0.0)
         own = {name: one for name, one in own.items() if not _left_out(known[name], one)}
-        self._wrap(optimizer, rule, own, local, **options)
+        self._wrap(optimizer, rule, own, ranks, local, **options)
 
 
 def wrapper_class(
@@ -131,7 +147,7 @@ def _constructor(wrapper: type[WrapperBase], kind: type[Algorithm]) -> Callable[
     ]
     nesterov = " and nesterov=True" if kind.made_of == "nesterov" else ""
     told = {"optimizer": _YOURS[kind.optimizer_runs].format(nesterov)}
-    for name, one in kind.wrapper_options().items():
+    for name, one in {**kind.wrapper_options(), **rank_options_for(_package(wrapper))}.items():
         annotation = _annotation(one, yours)
         parameters.append(
             inspect.Parameter(name, keyword, default=one.wrapper_default, annotation=annotation)
@@ -177,6 +193,11 @@ def _common(wrapper: type[WrapperBase]) -> dict[str, inspect.Parameter]:
 def _framework_wrapper(wrapper: type[WrapperBase]) -> type[WrapperBase]:
     """Return the class whose constructor takes an algorithm."""
     return next(one for one in reversed(wrapper.__mro__) if WrapperBase in one.__bases__)
+
+
+def _package(wrapper: type[WrapperBase]) -> str:
+    """Return the name of the framework's package."""
+    return _framework_wrapper(wrapper).__module__.partition(".")[0]
 
 
 def _hints(base: type[WrapperBase]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class ModelState:
         wrapper = wrapper_of(optimizer)
         steps = self._team is None or wrapper is None or wrapper.steps_workers
         # In a group the wrapper itself has a sum, which every batch begins anew.
-        grouped = wrapper is not None and wrapper.grouped
+        grouped = wrapper is not None and wrapper.ranks.grouped
         variables = wrapper.inner_optimizer.variables if wrapper and grouped else optimizer.variables
         return [one for one in variables if steps or not one.shape]
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import split
+from nnlo_common.plugin import RankOptions, split
 from nnlo_keras._hdf5 import Batches
 from nnlo_keras._shard import shard
 
@@ -89,7 +89,7 @@ def held_out(
 
 
 def shared(
-    args: tuple[Any, ...], options: Mapping[str, Any], servers: int, group_size: int | None = None
+    args: tuple[Any, ...], options: Mapping[str, Any], ranks: RankOptions
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `fit` with this rank's part of the samples."""
     given = _given(args, options)
@@ -100,7 +100,7 @@ def shared(
         )
     if not given:
         return args, dict(options)
-    parts = shard(*given.values(), servers=servers, group_size=group_size)
+    parts = shard(*given.values(), servers=ranks.servers, group_size=ranks.group_size)
     parts = parts if len(given) > 1 else (parts,)
     return _put(args, options, dict(zip(given, parts, strict=True)))
 

@@ -57,7 +57,7 @@ def fit_together(
         callbacks = [*callbacks, Distribute()]
     _share_history(model, world)
     options = {**options, "callbacks": callbacks}
-    return shared(args, options, wrapper.servers, wrapper.group_size) if shard else (args, options)
+    return shared(args, options, wrapper.ranks) if shard else (args, options)
 
 
 def _share_history(model: Any, world: RankWorld) -> None:

@@ -32,7 +32,7 @@ from nnlo_common.commands.train._option_files import as_toml, read_config
 from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
 from nnlo_common.commands.train._run_folder import claim, config_text, remove_unused, write_json
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
-from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.commands.train._settings import OPTIONS, RANK_FLAGS, Settings, settings_of
 from nnlo_common.commands.train._stopping import Stopping, rises
 from tests.helpers.pages import code
 
@@ -712,8 +712,8 @@ def test_a_plan_knows_the_wrapper(tmp_path):
 
 
 def test_every_field_is_an_option_and_every_option_is_explained():
-    names = {one.name.removesuffix("_") for one in fields(Settings)} - {"algorithm"}
-    assert names | MODE_OPTIONS.keys() == OPTIONS.keys()
+    names = {one.name.removesuffix("_") for one in fields(Settings)} - {"algorithm", "ranks"}
+    assert names | MODE_OPTIONS.keys() | RANK_FLAGS.keys() == OPTIONS.keys()
     assert not [name for name, option in OPTIONS.items() if len(option.help) < 10]
 
 

@@ -41,6 +41,7 @@ from nnlo_common.commands.tune._search_folder import (
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._space_reader import space_of
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
+from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "tune.md"
@@ -359,8 +360,15 @@ def test_ranks_are_cut_into_blocks_and_these_into_folds():
     layout = BlockLayout.of(ranks(13), 6, 2)
     assert [layout.block_of(rank) for rank in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
     assert [list(layout.cell_of(rank)) for rank in (0, 5, 7)] == [[0], [4, 5, 6], [7, 8, 9]]
-    assert layout.summary(1, 2) == "1 coordinator, 2 blocks of 2 folds, each 1 serving and 2 training"
-    assert BlockLayout.of(ranks(7), 3, 2).summary(1, 2).endswith("1 serving and 2 training, fold after fold")
+    assert (
+        layout.summary(RankOptions(), 2)
+        == "1 coordinator, 2 blocks of 2 folds, each 1 serving and 2 training"
+    )
+    assert (
+        BlockLayout.of(ranks(7), 3, 2)
+        .summary(RankOptions(), 2)
+        .endswith("1 serving and 2 training, fold after fold")
+    )
     assert BlockLayout.of(ranks(4), None, 1).cell_size == 3
 
 
@@ -389,7 +397,7 @@ def test_groups_in_trials_fit_the_block_or_are_refused_before_the_search(size, r
             layout.check(settings)
         return
     layout.check(settings)
-    assert layout.summary(settings.servers, 1, settings.group_size) == f"1 coordinator, {told}"
+    assert layout.summary(settings.ranks, 1) == f"1 coordinator, {told}"
 
 
 @pytest.mark.parametrize(
@@ -415,7 +423,9 @@ def test_what_does_not_go_together_is_refused_in_flags(asked, said):
 def test_search_ranks_are_in_no_block_and_take_no_gpu():
     layout = BlockLayout.of(ranks(9), 3, 1, 2)
     assert [list(block) for block in layout.blocks] == [[3, 4, 5], [6, 7, 8]]
-    assert layout.summary(1, 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
+    assert (
+        layout.summary(RankOptions(), 1) == "1 coordinator, 2 choosing, 2 blocks of 1 serving and 2 training"
+    )
     with pytest.raises(ConfigurationError, match=r"- 2 search ranks = 5 ranks.* or --search-ranks 1"):
         BlockLayout.of(ranks(8), 3, 1, 2)
     seen = []

@@ -10,14 +10,14 @@ from dataclasses import fields
 import pytest
 
 from nnlo_common.algorithms._found import ALGORITHMS
-from nnlo_common.algorithms._options import declared
+from nnlo_common.base._options import declared
 from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.training._rank_options import RANK_OPTIONS
 from tests.helpers.paths import DOCS
 
 each_algorithm = pytest.mark.parametrize("one", ALGORITHMS.values(), ids=lambda one: one.__name__)
 #: Options that all wrappers of a framework take, and one that only that framework has.
-SHARED = {"torch": {"servers", "group_size", "all_reduce", "stall_timeout_s", "world", "model"}}
-SHARED["keras"] = {"servers", "group_size", "all_reduce", "name"}
+SHARED = {"torch": {*RANK_OPTIONS, "world", "model"}, "keras": {*RANK_OPTIONS, "name"}}
 frameworks = [
     pytest.param("torch", marks=pytest.mark.framework("torch")),
     pytest.param("keras", marks=[pytest.mark.framework("keras"), pytest.mark.slow]),

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnlo_common.algorithms._downpour import DownpourCenter, DownpourWorker
-from nnlo_common.algorithms._options import option
+from nnlo_common.base._options import option
 from nnlo_common.algorithms._rule import Algorithm, Contribution
 
 

@@ -87,7 +87,7 @@ def train(world, start, optimizer, callbacks=(), model=cases.dense, **options):
     net.set_weights(start)
     options = {"data": None} | options
     data = options.pop("data") or nk.shard(
-        X, Y, servers=optimizer.servers, group_size=optimizer.group_size, world=world
+        X, Y, servers=optimizer.ranks.servers, group_size=optimizer.ranks.group_size, world=world
     )
     distribute = nk.Distribute(world=world)
     trained(net, optimizer, data, [distribute, *callbacks], **options)
@@ -861,7 +861,7 @@ def test_several_optimizers_with_scales_are_refused():
 def test_a_wrapper_for_groups_is_saved_with_its_options():
     optimizer = wrapped("EASGD", group_size=2, servers=2)
     again = nk.EASGD.from_config(optimizer.get_config())
-    assert (again.group_size, again.servers) == (2, 2)
+    assert (again.ranks.group_size, again.ranks.servers) == (2, 2)
     assert "group_size" not in wrapped("EASGD").get_config()
     for options in ({"group_size": 0}, {"group_size": 1.5}, {"servers": -1}):
         with pytest.raises(ConfigurationError, match="whole number"):
@@ -911,4 +911,4 @@ def test_ways_to_add_up_that_keras_cannot_have_are_refused_by_name(way):
     ):
         wrapped(servers=0, all_reduce=way)
     again = nk.Synchronous.from_config(wrapped(servers=0, all_reduce="mpi").get_config())
-    assert again.all_reduce.name == "mpi"
+    assert again.ranks.all_reduce == "mpi"

@@ -58,7 +58,7 @@ def test_a_wrapper_comes_back_from_its_configuration(wrapper):
     assert type(again) is wrapper
     assert again.get_config() == optimizer.get_config()
     assert again.algorithm == optimizer.algorithm
-    assert again.servers == 2
+    assert again.ranks.servers == 2
     assert again.inner_optimizer.momentum == 0.5
 
 

@@ -167,7 +167,7 @@ def rates():
     def reduced(piece, name, *others, **options):
         seen, plateau = Rates(), k.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=10.0)
         optimizer = wrapped(name, rate=0.125, **slow.get(name, {}), **options)
-        train(piece, optimizer, epochs=5, callbacks=[seen, *others, plateau], servers=optimizer.servers)
+        train(piece, optimizer, epochs=5, callbacks=[seen, *others, plateau], servers=optimizer.ranks.servers)
         found[piece]["rates"] = seen.seen
 
     for name in WRAPPERS:

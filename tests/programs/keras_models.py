@@ -49,7 +49,7 @@ def imitate(piece, name="Downpour", *, gan=None, compile_options=None, callbacks
     model.compile(*pair, **compile_options or {})
     before = model.miss()
     history = model.fit(
-        nk.shard(X, servers=pair[0].servers),
+        nk.shard(X, servers=pair[0].ranks.servers),
         batch_size=10,
         epochs=8,
         verbose=0,

@@ -12,7 +12,7 @@ from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLost
 from nnlo_common.cluster.transport import _shared_memory
 from nnlo_common.cluster.transport._shared_memory import shared_memory
 from nnlo_common.training import _reducers
-from nnlo_common.training._all_reduce import AllReduce
+from nnlo_common.training._all_reduce import reducer_of
 from nnlo_common.training._reducers import MPIReducer, SharedReducer, ThreadReducer
 from tests.helpers.group_cases import SIZES, close, merged, train_grouped
 from tests.helpers.threads import on_ranks, ranks
@@ -95,7 +95,7 @@ def test_without_shared_memory_on_one_rank_all_take_mpi_and_say_why(misses, tmp_
 
     def program(world):
         group = world.group(range(3), naps=False)
-        reducer, vector = AllReduce("shared").reducer(group, one_host=False), np.ones(3, "f4")
+        reducer, vector = reducer_of("shared", group, one_host=False), np.ones(3, "f4")
         reducer.start(vector)
         reducer.finish()
         return reducer.name, vector.tolist()
@@ -112,7 +112,7 @@ def test_without_shared_memory_on_one_rank_all_take_mpi_and_say_why(misses, tmp_
 @pytest.mark.parametrize(("one_host", "name"), [(True, "shared"), (False, "mpi")])
 def test_it_is_chosen_and_shown(one_host, name, caplog):
     def program(world):
-        return AllReduce().reducer(world.group(range(2), naps=False), one_host=one_host).name
+        return reducer_of("auto", world.group(range(2), naps=False), one_host=one_host).name
 
     with caplog.at_level(logging.INFO):
         assert on_ranks(2, program) == [name] * 2
@@ -157,5 +157,5 @@ def test_ranks_that_ask_for_different_ways_are_named():
             "downpour", [1], world=world, servers=0, all_reduce=("mpi", "shared")[world.rank]
         )
 
-    with pytest.raises(ConfigurationError, match="all_reduce='mpi' on rank 0 but shared, on rank 1"):
+    with pytest.raises(ConfigurationError, match="all_reduce='mpi' on rank 0 but 'shared', on rank 1"):
         on_ranks(2, program)

@@ -119,5 +119,7 @@ def test_a_dropped_rank_is_named_with_its_silence(caplog):
 
 @pytest.mark.parametrize("wrong", [0, -1, True, "10", float("nan")])
 def test_impossible_timeouts_are_refused(wrong):
-    with pytest.raises(ConfigurationError, match=r"stall_timeout_s=.* is not possible: use a number"):
+    with pytest.raises(
+        ConfigurationError, match=r"stall_timeout_s=.* is not possible: it must be above 0, finite, or None"
+    ):
         Participant(Downpour(), [], stall_timeout_s=wrong)

@@ -71,7 +71,7 @@ class AdviseRun(RankCommand):
             job.rank,
             settings.max_gpus,
             os.environ,
-            train_turns(settings.servers, settings.sub_servers),
+            train_turns(settings.ranks.servers, settings.sub_servers),
         )
         try:
             with job.together(), apart(), adapting():

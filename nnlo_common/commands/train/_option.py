@@ -121,10 +121,13 @@ def options_of(settings: type) -> dict[str, Option]:
     """
     hints, found = typing.get_type_hints(settings), dict[str, Option]()
     for one in fields(settings):
+        if held := one.metadata.get("options"):
+            found |= held
+            continue
         default = None if one.default in (MISSING, ()) else one.default
         name = one.name.removesuffix("_")  # a word of Python itself
         facts = {"name": name, "default": default, **kind_of(hints[one.name]), **one.metadata}
-        found |= one.metadata.get("options") or {name: Option(**facts)}
+        found[name] = Option(**facts)
     return found
 
 

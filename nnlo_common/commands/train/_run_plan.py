@@ -126,9 +126,9 @@ class RunPlan:
         return scale_lr(
             1.0,
             rule=settings.scale_rate,
-            asynchronous=bool(settings.servers) and not settings.rule().steps_together,
-            servers=settings.servers,
-            group_size=settings.group_size,
+            asynchronous=bool(settings.ranks.servers) and not settings.rule().steps_together,
+            servers=settings.ranks.servers,
+            group_size=settings.ranks.group_size,
             sub_servers=settings.sub_servers,
         )
 

@@ -19,11 +19,19 @@ from nnlo_common.commands.train._algorithm_options import (
     MOMENTUM_MODES,
     algorithm_of,
 )
-from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, option, options_of
+from nnlo_common.commands.train._option import (
+    Given,
+    Option,
+    OptionKind,
+    kind_of,
+    nearest,
+    option,
+    options_of,
+)
 from nnlo_common.commands.train._rates import MOMENTUM, RATES, RatePlan
 from nnlo_common.data._memory_cache import CACHES, CacheKind
-from nnlo_common.training._all_reduce import ALL_REDUCES
 from nnlo_common.training._early_stopping import Target
+from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
 from nnlo_common.training.report._profiled_steps import ProfiledSteps
 from nnlo_common.training.report._trackers import TRACKERS
 
@@ -33,6 +41,22 @@ MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "Wh
 _MOMENTUM = f"--optimizer sgd --momentum {MOMENTUM}"
 _MOST_PARTS = 100  # a hold-out is made of some of at most so many
 _NESTEROV = f"{_MOMENTUM} --optimizer-option nesterov=true"
+
+
+#: The options of ranks, as flags: a time in seconds ends with _s there, and has the placeholder S here.
+RANK_FLAGS: Mapping[str, Option] = {
+    (flag := name.removesuffix("_s")): Option(
+        name=flag,
+        group=RANKS,
+        help=one.help,
+        default=one.default,
+        metavar="S" if name != flag else "",
+        least=one.least,
+        above=one.above if one.least is None and name != flag else None,
+        **kind_of(one.type),
+    )
+    for name, one in RANK_OPTIONS.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,22 +192,8 @@ class Settings:
     mode: str = option(GROUP, "how workers and centre exchange", default="steady", choices=tuple(MODES))
     algorithm: dict[str, Any] = field(default_factory=dict, metadata={"options": MODE_OPTIONS})
 
-    servers: int = option(
-        RANKS,
-        "number of ranks that serve the centre, each a part; 0: none, and all ranks step together",
-        default=1,
-        least=0,
-    )
-    group_size: int | None = option(
-        RANKS, "ranks that train as one worker, on batches that many times as large", least=1
-    )
-    all_reduce: str = option(
-        RANKS, "how these ranks add up their gradients", default="auto", choices=tuple(ALL_REDUCES)
-    )
+    ranks: RankOptions = field(default_factory=RankOptions, metadata={"options": RANK_FLAGS})
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
-    stall_timeout: int | None = option(
-        RANKS, "drop a worker that is silent so long, or abort the job; else only warn", "S", least=1
-    )
 
     run: str | None = option(OUTPUT, "a new folder for the result; else runs/MODEL-1, -2, ...", "FOLDER")
     checkpoint: int | None = option(
@@ -223,7 +233,7 @@ class Settings:
 
     def cell(self, hosts: Sequence[str]) -> Cell:
         """Return the roles of ranks on these hosts; refuse a number of ranks that does not fit."""
-        ranks: dict[str, Any] = {"servers": self.servers, "group_size": self.group_size}
+        ranks: dict[str, Any] = {"servers": self.ranks.servers, "group_size": self.ranks.group_size}
         return Topology.of_training(hosts, **ranks, sub_servers=self.sub_servers).cells[0]
 
     @property
@@ -385,5 +395,7 @@ def settings_of(given: Mapping[str, Given]) -> Settings:
                 f"{given[name].place} gives {name!r}, an option of --mode {having}, but the mode is "
                 f"{mode!r}, which takes {own}; leave {name!r} out, or choose another --mode"
             )
+    flags = zip(RANK_FLAGS, RANK_OPTIONS, strict=True)
+    ranks = {name: values.pop(flag) for flag, name in flags if flag in values}
     fields_of = {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in values.items()}
-    return Settings(**fields_of, algorithm=algorithm)
+    return Settings(**fields_of, algorithm=algorithm, ranks=RankOptions(**ranks))

@@ -98,7 +98,7 @@ class TrainRun(RankCommand):
             job.rank,
             settings.max_gpus,
             os.environ,
-            train_turns(settings.servers, settings.sub_servers),
+            train_turns(settings.ranks.servers, settings.sub_servers),
         )
         self.load(settings, path, cell)
         self.claim()

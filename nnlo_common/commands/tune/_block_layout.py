@@ -10,6 +10,7 @@ from nnlo_common.cluster._hosts import Place
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._partition import cut_blocks
+from nnlo_common.training._rank_options import RankOptions
 
 __all__ = ["BlockLayout"]
 
@@ -53,9 +54,10 @@ class BlockLayout:
         """Refuse a training that does not fit the ranks of a block."""
         if self.cell_size == 1:
             return
-        servers, group_size = settings.servers, settings.group_size or 1
+        ranks = settings.ranks
+        servers, group_size = ranks.servers, ranks.group_size or 1
         if servers == 0:
-            Arrangement.of_training(self.cell_size, servers=0, group_size=settings.group_size)
+            Arrangement.of_training(self.cell_size, servers=0, group_size=ranks.group_size)
             return
         arrangement = Arrangement(
             blocks=len(self.blocks), folds=self.parallel, servers=servers, group_size=group_size
@@ -81,8 +83,9 @@ class BlockLayout:
                 return block[start : start + self.cell_size]
         return (rank,)
 
-    def summary(self, servers: int, folds: int, group_size: int | None = None) -> str:
+    def summary(self, ranks: RankOptions, folds: int) -> str:
         """Return a description in one line."""
+        servers, group_size = ranks.servers, ranks.group_size
         if not self.blocks:
             return "one process trains trial after trial"
         size = self.cell_size

@@ -106,7 +106,7 @@ class SearchRun(RankCommand):
         )
         speaker = "alone" if self._job.speaks else "worker"
         draft = self.request.draft()
-        told = self.layout.summary(draft.servers, self.request.search.n_fold, draft.group_size)
+        told = self.layout.summary(draft.ranks, self.request.search.n_fold)
         say(speaker, f"nnlo tune: {told}; {self.folder}")
         try:
             return search(self._job, facts, self._path, self.framework, self._found)

@@ -1,7 +1,8 @@
 """Declarations of options: type, default, range, help, and how the wrappers take them; each is made once.
 
-A field of an algorithm declares all of it by `option`. What needs it reads it from there: the algorithm's
-own checks, the wrappers of both frameworks, `nnlo train`, the stubs for editors, and the tables of the docs.
+A field of an algorithm, or of `RankOptions`, declares all of it by `option`. What needs it reads it from
+there: the checks of these classes, the wrappers of both frameworks, `nnlo train`, the stubs for editors, and
+the tables of the docs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def option(
     help: str = "",  # noqa: A002
     **facts: Any,
 ) -> Any:
-    """Return a dataclass field that declares an option of an algorithm.
+    """Return a dataclass field that declares an option.
 
     Args:
         default: its value if it is not given; without one it must be given.
@@ -46,7 +47,7 @@ def option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """An option of an algorithm.
+    """An option of an algorithm, or of ranks.
 
     Attributes:
         name: in wrappers and in `nnlo train`.
@@ -91,6 +92,11 @@ class Declared:
         return None if self.unset or self.local or self.default is MISSING else self.default
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that it may be; empty: it is no text."""
+        return _parts(self.type)[1]
+
+    @property
     def expected(self) -> str:
         """The values that it may have."""
         kind, texts, _ = _parts(self.type)
@@ -120,12 +126,12 @@ class Declared:
 
 
 @functools.cache
-def declared(algorithm: type) -> Mapping[str, Declared]:
-    """Return the declarations of an algorithm by its fields; what all algorithms have is last."""
-    hints, found = typing.get_type_hints(algorithm), dict[str, Declared]()
-    base = next(one for one in reversed(algorithm.__mro__) if is_dataclass(one))
+def declared(holder: type) -> Mapping[str, Declared]:
+    """Return the declarations of a class by its fields; what all algorithms have is last."""
+    hints, found = typing.get_type_hints(holder), dict[str, Declared]()
+    base = next(one for one in reversed(holder.__mro__) if is_dataclass(one))
     of_all = {one.name for one in fields(base)}
-    for one in sorted(fields(algorithm), key=lambda one: one.name in of_all):
+    for one in sorted(fields(holder), key=lambda one: one.name in of_all):
         facts = {"help": "", **one.metadata}
         name = facts.pop("called", one.name)
         found[one.name] = Declared(

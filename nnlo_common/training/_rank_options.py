@@ -1,0 +1,139 @@
+"""Options of a rank: what a user says of the ranks of a training, declared once and passed whole.
+
+A new option is a field here and the place that uses it. The wrappers of both frameworks, `Participant`,
+`nnlo train`, the comparison of ranks before a start, saved configurations and the stubs for editors take it
+from the declaration.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypedDict
+
+from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._options import Declared, declared, option
+from nnlo_common.training._all_reduce import ALL_REDUCES, WayName, ways_of
+
+__all__ = ["RANK_OPTIONS", "RankArguments", "RankOptions", "rank_options_for"]
+
+
+class RankArguments(TypedDict, total=False):
+    """The fields of `RankOptions`, for signatures."""
+
+    servers: int
+    group_size: int | None
+    all_reduce: WayName
+    stall_timeout_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """What a user says of the ranks of a training; equal on all of them.
+
+    Example:
+        >>> RankOptions(servers=0).grouped, RankOptions(group_size=2).describe()
+        (True, 'servers=1, group_size=2')
+    """
+
+    servers: int = option(
+        1,
+        "number of ranks that serve the centre, each a part of it; 0: none, and all ranks are one group that "
+        "steps the optimizer with the mean gradient",
+        least=0,
+    )
+    group_size: int | None = option(
+        None,
+        "ranks that train as one worker, each step with the mean of their gradients, weighted by their "
+        "samples; else 1, or all with servers=0",
+        least=1,
+    )
+    all_reduce: WayName = option(  # noqa: RUF009
+        "auto",
+        "how these ranks add up their gradients; auto is the fastest of shared and mpi that works here",
+    )
+    stall_timeout_s: float | None = option(
+        None,
+        "drop a worker that is silent so many seconds on its turn if the rest can continue, or end the job; "
+        "else it is only named",
+    )
+
+    def __post_init__(self) -> None:
+        for name, one in RANK_OPTIONS.items():
+            value = getattr(self, name)
+            if one.choices and value not in one.choices:
+                ways = ", ".join(f"{way!r} ({ALL_REDUCES[way].text})" for way in ALL_REDUCES)
+                raise ConfigurationError(f"{name}={value!r} is not known; use one of {ways}")
+            if not one.holds(value):
+                unless = ", or None" if one.default is None else ""
+                raise ConfigurationError(
+                    f"{name}={value!r} is not possible: it must be {one.expected}{unless}"
+                )
+            object.__setattr__(self, name, one.exact(value))
+        if self.all_reduce != "auto" and self.servers and self.group_size is None:
+            raise ConfigurationError(
+                f"all_reduce={self.all_reduce!r} was given, but there are no groups whose gradients could be "
+                "added up: give group_size=, or servers=0 so that all ranks are one group, or leave "
+                "all_reduce out"
+            )
+
+    @classmethod
+    def taken_from(cls, given: dict[str, Any], user: str, framework: str = "") -> Self:
+        """Take the options of ranks out of a user's keyword arguments.
+
+        Args:
+            given: the arguments; those of ranks are removed.
+            user: the name of what was given them, for messages.
+            framework: the package of a wrapper; empty: none.
+
+        Raises:
+            ConfigurationError: one is not possible, or not with this framework or machine.
+        """
+        try:
+            found = cls(**{name: given.pop(name) for name in RANK_OPTIONS if name in given})
+            found._check_for(framework)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{user}: {error}") from None
+        return found
+
+    def _check_for(self, framework: str) -> None:
+        """Refuse what only the wrappers of another framework have, or what this machine lacks."""
+        ways = ways_of(framework)
+        if self.all_reduce not in ways:
+            way = ALL_REDUCES[self.all_reduce]
+            raise ConfigurationError(
+                f"all_reduce={self.all_reduce!r} ({way.text}) is possible only with the wrappers of "
+                f"{way.framework}; use one of {', '.join(map(repr, ways))}"
+            )
+        ALL_REDUCES[self.all_reduce].check()
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the ranks of a training form groups."""
+        return self.servers == 0 or self.group_size not in (None, 1)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, and the number of servers."""
+        every = {name: getattr(self, name) for name in RANK_OPTIONS}
+        return {
+            name: value
+            for name, value in every.items()
+            if name == "servers" or value != RANK_OPTIONS[name].default
+        }
+
+    def describe(self) -> str:
+        """Return these as text, equal for equal options."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+
+
+#: The declarations by name.
+RANK_OPTIONS: Mapping[str, Declared] = declared(RankOptions)
+
+
+@functools.cache
+def rank_options_for(framework: str) -> Mapping[str, Declared]:
+    """Return the declarations for the wrappers of a framework, whose all-reduces may be fewer."""
+    ways: Any = Literal.__getitem__(ways_of(framework))
+    one = RANK_OPTIONS["all_reduce"]
+    return {**RANK_OPTIONS, "all_reduce": replace(one, type=ways)}

@@ -1,0 +1,93 @@
+"""Options of ranks: one declaration, from which all that takes them is made."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from dataclasses import fields
+
+import pytest
+
+from nnlo_common import ConfigurationError, Downpour, Participant
+from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
+from nnlo_common.training._all_reduce import ALL_REDUCES, WayName
+from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._rank_options import (
+    RANK_OPTIONS,
+    RankArguments,
+    RankOptions,
+    rank_options_for,
+)
+from nnlo_common.training._session import Session
+
+NAMES = ["servers", "group_size", "all_reduce", "stall_timeout_s"]
+
+
+def test_all_that_names_them_has_the_same_names():
+    assert [one.name for one in fields(RankOptions)] == list(RANK_OPTIONS) == NAMES
+    assert typing.get_type_hints(RankArguments) == typing.get_type_hints(RankOptions)
+    assert typing.get_args(WayName) == tuple(ALL_REDUCES)
+    for name in NAMES:
+        assert name.removesuffix("_s") in OPTIONS
+
+
+def test_they_travel_whole():
+    assert len(inspect.signature(Session.__init__).parameters) == 6
+    hints = typing.get_type_hints(TrainingPlan.__init__)
+    assert hints["ranks"] is RankOptions
+    assert not hints.keys() & set(NAMES)
+    assert not typing.get_type_hints(Settings).keys() & {*NAMES, "stall_timeout"}
+
+
+def test_a_framework_shows_its_own_ways_only():
+    def ways(package):
+        return typing.get_args(rank_options_for(package)["all_reduce"].type)
+
+    assert ways("nnlo_keras") == ("auto", "mpi", "shared")
+    assert ways("nnlo_torch") == tuple(ALL_REDUCES)
+
+
+def test_what_is_given_is_what_differs():
+    every = RankOptions(servers=3, group_size=2, all_reduce="mpi", stall_timeout_s=7.5)
+    assert RankOptions().given() == {"servers": 1}
+    assert RankOptions(**every.given()) == every
+    assert every.describe() == "servers=3, group_size=2, all_reduce='mpi', stall_timeout_s=7.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "grouped"),
+    [({}, False), ({"servers": 0}, True), ({"group_size": 1}, False), ({"group_size": 2}, True)],
+)
+def test_groups(options, grouped):
+    assert RankOptions(**options).grouped is grouped
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("servers", -1, "a whole number of at least 0"),
+        ("servers", None, "a whole number of at least 0"),
+        ("group_size", 0, "a whole number of at least 1, or None"),
+        ("group_size", 1.5, "a whole number of at least 1, or None"),
+        ("stall_timeout_s", 0, "above 0, finite, or None"),
+    ],
+)
+def test_impossible_values_are_refused_with_the_name_of_what_was_given_them(name, wrong, said):
+    with pytest.raises(ConfigurationError) as raised:
+        Participant(Downpour(), [], **{name: wrong})
+    assert str(raised.value) == f"Participant: {name}={wrong!r} is not possible: it must be {said}"
+
+
+def test_an_unknown_option_is_refused_as_python_does():
+    with pytest.raises(TypeError, match=r"Participant\(\) got an unexpected keyword argument 'server'"):
+        Participant(Downpour(), [], server=1)
+
+
+def test_flags_reach_the_options():
+    from nnlo_common.commands.train._option import Given
+
+    given = {"servers": "2", "group_size": "3", "all_reduce": "shared", "stall_timeout": "8"}
+    found = settings_of(
+        {name: Given(value) for name, value in ({"model": "m.py", "loss": "mse"} | given).items()}
+    )
+    assert found.ranks == RankOptions(servers=2, group_size=3, all_reduce="shared", stall_timeout_s=8.0)
