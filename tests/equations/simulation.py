@@ -130,7 +130,9 @@ class Steady(AGN):
 
     With W workers and a lag of L the delay is that of V = W (L + 1) workers; n the batches of a contribution.
     p <- min(1, brake sqrt(S / |g|^2)) g once 10 pairs are known; D, S: means of p p' and |p|^2, p' the last
-    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first.
+    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first. With the
+    unease u = calm below: the means take shortened ones with 1 - u of their share; then s <- t ((1 - u) s +
+    u / 4 V), t <- min(1, t exp(0.04 (1/4 - u) / V)).
     1 / (1 - mu') = short + calm (long - short), long = 1 / (1 - mu), short = min(long, long / G + k (1 - 1 /
     G)), G = max(1, s V), calm from the share of shortened ones; nu = 1 - (1 - mu') / V.
     SGD: m <- nu m + s (1 - mu') / (1 - mu) p / V; c <- c - eta m; reply c - eta mu' V m.
@@ -161,7 +163,7 @@ class Steady(AGN):
         self.last: Array | None = None
         self.product = self.square = self.noise = self.signal = self.shortened = self.largest = 0.0
         self.pairs = self.t = 0
-        self.decay = 1.0
+        self.decay = self.throttle = 1.0
 
     def quorum(self, behind: int) -> int:
         return behind if self.sync else 1
@@ -203,13 +205,20 @@ class Steady(AGN):
         if before is None:
             return g, 1 / delay
         self.pairs += 1
-        share = 1 / min(self.pairs, max(100, 4 * delay))
+        share, unease = 1 / min(self.pairs, max(100, 4 * delay)), self.unease()
+        if shorter < 1:
+            share *= 1 - unease
         self.product += share * (float((metric * g * before).sum()) - self.product)
         self.square += share * (shorter**2 * square - self.square)
         signal = max(self.product, 1e-12 * self.square)
         noise = max(self.square - signal, 0.0)
         scale = (batches * noise + signal) / (noise / delay + signal) / delay
-        return g, min(batches, max(1 / delay, scale))
+        scale = min(batches, max(1 / delay, scale))
+        self.throttle = min(1.0, self.throttle * np.exp(0.04 / delay * (0.25 - unease)))
+        return g, self.throttle * ((1 - unease) * scale + unease / (4 * delay))
+
+    def unease(self) -> float:
+        return min(1.0, max(0.0, self.shortened / 0.08 - 1))
 
     def together(self, requests: Sequence[Request], *, measured_first: bool = False) -> tuple[Array, float]:
         """The mean, and its gain; `measured_first`: norms are taken before the mean is known."""
@@ -229,7 +238,7 @@ class Steady(AGN):
     def paced(self, c: Array, g: Array, delay: int, scale: float) -> tuple[Array, Array]:
         rate, gain, long = self.stepped.rate, max(1.0, scale * delay), 1 / (1 - self.mu)
         short = min(long, max(1.0, long / gain + self.memory * (1 - 1 / gain)))
-        calm = 0.0 if self.sync else min(1.0, max(0.0, self.shortened / 0.08 - 1))
+        calm = 0.0 if self.sync else self.unease()
         mu = 1 - 1 / (short + calm * (long - short))
         nu, self.t = 1 - (1 - mu) / delay, self.t + 1
         if not self.stepped.epsilon:

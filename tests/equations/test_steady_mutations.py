@@ -103,6 +103,15 @@ def test_a_brake_that_never_works(monkeypatch):
         run(braked)
 
 
+@pytest.mark.parametrize(("constant", "wrong"), [("_THROTTLED", 0.0), ("_CAREFUL", 1.0), ("_BORNE", 0.3)])
+def test_an_unease_that_steps_do_not_follow(monkeypatch, constant, wrong):
+    uneasy = Case(wrapper="Steady", options={"brake": 0.7}, optimizer="momentum")
+    run(uneasy)
+    monkeypatch.setattr(_gain, constant, wrong)
+    with pytest.raises(AssertionError, match="off by"):
+        run(uneasy)
+
+
 def test_a_momentum_that_does_not_count_progress(monkeypatch):
     monkeypatch.setattr(_paced, "momentum_at", lambda momentum, pace: momentum)
     with pytest.raises(AssertionError, match="off by"):
