@@ -21,7 +21,7 @@ import optuna
 import torch
 
 import nnlo_torch as nt
-from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.search import optimize
 from nnlo_common.training._joining import launched
 

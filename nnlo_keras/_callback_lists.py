@@ -11,9 +11,9 @@ from nnlo_common import ConfigurationError
 from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = [
+    "drop_center_callbacks",
     "last_of",
     "own_logs",
-    "drop_center_callbacks",
     "refuse_backup",
     "refuse_loading",
     "restored_first",

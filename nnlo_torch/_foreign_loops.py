@@ -21,8 +21,8 @@ __all__ = [
     "most",
     "options_of",
     "refuse_layout",
-    "share_buffers",
     "sharded",
+    "share_buffers",
     "stop_together",
 ]
 

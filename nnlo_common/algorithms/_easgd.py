@@ -12,9 +12,9 @@ import numpy as np
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import plural
 from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._options import FROM_OPTIMIZER, option
-from nnlo_common.base._plural import plural
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
 

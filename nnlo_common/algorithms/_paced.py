@@ -36,8 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks
-from nnlo_common.base._huge_pages import zeroed
+from nnlo_common.base._flat_vector import PartWork, Vector, blocks, zeroed
 from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Pace", "PacedOptimizer", "SampledMetric", "momentum_at"]

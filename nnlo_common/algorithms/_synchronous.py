@@ -10,9 +10,9 @@ from nnlo_common.algorithms._downpour import DownpourWorker
 from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import plural
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._options import option
-from nnlo_common.base._plural import plural
 
 __all__ = ["Synchronous", "SynchronousCenter", "SynchronousWorker"]
 

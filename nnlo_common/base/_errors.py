@@ -20,7 +20,10 @@ between processes.
 
 from __future__ import annotations
 
+import errno
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ConfigurationError",
@@ -31,7 +34,71 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "StartupError",
+    "is_out_of_memory",
+    "plural",
+    "warn",
 ]
+
+# -- errors that say that memory is used up, whichever library raises them -----------------------------
+
+# Names of torch's and tensorflow's errors, because no framework is imported here.
+_OUT_OF_MEMORY = {"OutOfMemoryError", "ResourceExhaustedError"}
+# Texts in JAX's generic error, and in torch's error for host memory.
+_SAID = ("RESOURCE_EXHAUSTED", "out of memory", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or the one that it replaced, says that memory is used up.
+
+    Example:
+        >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+        (True, True)
+        >>> is_out_of_memory(ValueError())
+        False
+    """
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY & {kind.__name__ for kind in type(error).__mro__}:
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _SAID):
+        return True
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return earlier is not None and is_out_of_memory(earlier)
+
+
+# -- warnings without one of our source lines, which mean nothing to a user ----------------------------
+
+#: Warnings already shown: each text is shown once, unless filters say otherwise.
+_SHOWN: dict[str | tuple[Any, ...], int] = {}
+
+
+def warn(text: str) -> None:
+    """Warn of a problem that does not stop the training.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as seen:
+        ...     warnings.simplefilter("always")
+        ...     warn("the disk is full")
+        >>> str(seen[0].message), seen[0].filename
+        ('the disk is full', 'nnlo')
+    """
+    warnings.warn_explicit(text, RuntimeWarning, "nnlo", 0, registry=_SHOWN)
+
+
+# -- numbers with their noun ---------------------------------------------------------------------------
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number and a noun in the form that goes with it.
+
+    Example:
+        >>> plural(1, "worker"), plural(3, "worker"), plural(2, "batch")
+        ('1 worker', '3 workers', '2 batches')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith(('s', 'x', 'tch', 'sh')) else 's'}"
 
 
 class NNLOError(Exception):

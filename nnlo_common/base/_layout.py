@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._plural import plural
 
 __all__ = ["Layout", "Segment", "described", "laid_out"]
 

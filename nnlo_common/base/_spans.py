@@ -19,16 +19,16 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 __all__ = [
     "Finished",
     "KINDS",
-    "record",
-    "recorder",
+    "STAGES",
     "Sink",
     "Span",
-    "span",
     "SpanKind",
     "Spans",
-    "stage",
-    "STAGES",
     "StageKind",
+    "record",
+    "recorder",
+    "span",
+    "stage",
 ]
 
 SpanKind: TypeAlias = Literal[

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._errors import ConfigurationError, NNLOError
-from nnlo_common.base._plural import plural
+from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
 from nnlo_common.base._spans import recorder, stage
-from nnlo_common.base._warnings import warn
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._requests import NamedColumns, requests

@@ -19,9 +19,8 @@ from typing import Any, Self
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import append_file, new_folder, read_whole, remove_tree
-from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
-from nnlo_common.base._whole_files import write_whole
+from nnlo_common.base._whole_files import hold_lock, release_lock, write_whole
 
 __all__ = ["ResultJournal", "full_disk", "parts_folder"]
 

@@ -25,12 +25,11 @@ from typing import Any, Protocol, Self, TypeAlias
 from nnlo_common.base._errors import ConfigurationError, PeerLostError, ProtocolError
 from nnlo_common.base._json_codec import content_of, malformed, message_of
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.cluster.transport._endpoint import RankWorld
-from nnlo_common.cluster.transport._mail import Mail
+from nnlo_common.cluster.transport._endpoint import Mail, RankWorld
 from nnlo_common.data import WAIT, Leases
 from nnlo_common.protocol import Lost
 
-__all__ = ["PieceCoordinator", "Following", "PieceJob", "PieceWork", "run_pieces"]
+__all__ = ["Following", "PieceCoordinator", "PieceJob", "PieceWork", "run_pieces"]
 
 _COORDINATOR = 0
 _LARGEST_TEXT = 2**28

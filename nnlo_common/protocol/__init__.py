@@ -7,14 +7,23 @@ Must not know: MPI, frameworks, clocks, threads. The same machines run in the vi
 
 from __future__ import annotations
 
-from nnlo_common.protocol._averages import Averages
-from nnlo_common.protocol._collective_queries import Broadcasts, EpochMeans, Means, Notes
+from nnlo_common.protocol._averages import Averages, Moves, Moving
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
-from nnlo_common.protocol._leasing import Leasing, LedgerClient
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
-from nnlo_common.protocol._moving import Moves, Moving
-from nnlo_common.protocol._queries import Answers, Handlers, QueryClient, QueryHandler, QueryService
-from nnlo_common.protocol._query_wire import QUERY_NUMBERS
+from nnlo_common.protocol._queries import (
+    Answers,
+    Broadcasts,
+    EpochMeans,
+    Handlers,
+    Leasing,
+    LedgerClient,
+    Means,
+    Notes,
+    QueryClient,
+    QueryHandler,
+    QueryService,
+)
+from nnlo_common.protocol._query_messages import QUERY_NUMBERS
 from nnlo_common.protocol._server import Server
 from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
 from nnlo_common.protocol._sub_server import SubServer
@@ -23,16 +32,13 @@ from nnlo_common.protocol._worker import Activity, Worker, check_weight
 from nnlo_common.protocol._worker_records import AWAITED, Standing
 
 __all__ = [
+    "AWAITED",
     "Action",
     "Activity",
     "Answers",
     "Averages",
-    "AWAITED",
     "Broadcasts",
-    "check_weight",
     "Compute",
-    "decode",
-    "encode",
     "EpochMeans",
     "Event",
     "Handlers",
@@ -51,9 +57,9 @@ __all__ = [
     "QueryClient",
     "QueryHandler",
     "QueryService",
+    "REPLIES",
     "Received",
     "Release",
-    "REPLIES",
     "Send",
     "Server",
     "Shard",
@@ -64,4 +70,7 @@ __all__ = [
     "Wait",
     "Wire",
     "Worker",
+    "check_weight",
+    "decode",
+    "encode",
 ]

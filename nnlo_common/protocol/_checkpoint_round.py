@@ -18,7 +18,9 @@ from nnlo_common.protocol._query_messages import DraftAnswer, PartQuery
 
 __all__ = [
     "AllPaused",
+    "AnswerDraftQuery",
     "AskForPause",
+    "CheckpointRequested",
     "CheckpointRound",
     "CloseDraft",
     "CopyOwn",
@@ -31,8 +33,6 @@ __all__ = [
     "RoundAction",
     "RoundEvent",
     "WarnSkipped",
-    "AnswerDraftQuery",
-    "CheckpointRequested",
     "WriteOwn",
 ]
 

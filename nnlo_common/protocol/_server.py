@@ -13,12 +13,20 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol._checks import refused, violated
-from nnlo_common.protocol._commits import contributions, count_commit
-from nnlo_common.protocol._dropping import refusal
-from nnlo_common.protocol._events import Action, Event, Lost, Received, Release, Send, Story
+from nnlo_common.protocol._events import (
+    Action,
+    Event,
+    Lost,
+    Received,
+    Release,
+    Send,
+    Story,
+    kept,
+    restored,
+    restored_peers,
+)
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
-from nnlo_common.protocol._saved_messages import kept, restored, restored_peers
-from nnlo_common.protocol._waiting_requests import WaitingRequests
+from nnlo_common.protocol._waiting_requests import WaitingRequests, contributions, count_commit, refusal
 from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
 

@@ -14,12 +14,11 @@ from nnlo_common.algorithms import Ask, WorkerRule
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol._events import Action, Received, Release, Send, Story
+from nnlo_common.protocol._events import Action, Received, Release, Send, Story, kept, restored
 from nnlo_common.protocol._messages import REPLIES, Kind, Message
-from nnlo_common.protocol._saved_messages import kept, restored
 from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 
-__all__ = ["ShardClient", "Phase", "Shard"]
+__all__ = ["Phase", "Shard", "ShardClient"]
 
 
 class Phase(enum.Enum):

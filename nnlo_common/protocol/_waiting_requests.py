@@ -2,14 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 
-from nnlo_common.algorithms import CenterRule
-from nnlo_common.protocol._events import Received
-from nnlo_common.protocol._pauses import Pauses
-from nnlo_common.protocol._worker_records import Peers
+from nnlo_common.algorithms import CenterRule, Contribution
+from nnlo_common.base._errors import DroppedError
+from nnlo_common.protocol._events import Action, Received, Release, Send
+from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
+from nnlo_common.protocol._worker_records import Peers, Standing
 
-__all__ = ["WaitingRequests"]
+__all__ = ["Pauses", "WaitingRequests", "contributions", "count_commit", "heed", "refusal"]
+
+# -- pauses of all workers at a batch boundary, with nothing under way ---------------------------------
+
+
+class Pauses:
+    """Decides when all workers are at a batch boundary of the same epoch.
+
+    Other workers may be blocked on a worker that asks to pause: they need its contribution to a commit, or
+    the end of its epoch. Its pause is cancelled if it owes a contribution that others have made, or if it is
+    an epoch behind (also behind workers that have left). Workers that still queue to join (warm start) have
+    nothing under way, so a pause does not wait for them.
+
+    Attributes:
+        wanted: replies ask workers to pause.
+        made: number of pauses that all workers have made together.
+        waiting: the unanswered requests to pause.
+        before_epoch: a pause may complete only until all have finished this many epochs, so that the server
+            is at the same place of the script as the workers; also if a death completes the pause.
+
+    Args:
+        peers: all workers.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.wanted, self.made = False, 0
+        self.waiting: list[Received] = []
+        self.before_epoch = math.inf
+        self._peers = peers
+
+    def cancelled(self, contributed: Collection[int]) -> list[Received]:
+        """Remove and return the requests of workers that must continue before they can pause.
+
+        Args:
+            contributed: workers whose contributions wait for those of others.
+        """
+        latest = self._peers.latest_epoch()
+        cancelled = []
+        for event in self.waiting:
+            rank = event.message.sender
+            epoch = self._peers[rank].epochs  # workers of an earlier epoch do not wait for this one
+            waited_for = any(self._peers[other].epochs == epoch for other in contributed)
+            if epoch < latest or (waited_for and rank not in contributed):
+                cancelled.append(event)
+        self.waiting = [event for event in self.waiting if event not in cancelled]
+        return cancelled
+
+    def ready(self) -> bool:
+        """Whether all workers wait and may pause."""
+        ranks = {event.message.sender for event in self.waiting}
+        others = [rank for rank in self._peers.awaited() if rank not in ranks]
+        waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)
+        return bool(ranks) and waits and not self._peers.have_finished(self.before_epoch)
+
+    def complete(self) -> list[Received]:
+        """Remove and return all requests once all workers wait and may pause."""
+        if not self.ready():
+            return []
+        done, self.waiting, self.wanted = self.waiting, [], False
+        self.made += 1
+        return done
+
+
+# -- counts of commits: how stale each contribution was, and what each worker has contributed ----------
+
+
+def contributions(
+    events: Iterable[Received], rule: CenterRule, peers: Peers, staleness: Counter[int]
+) -> list[Contribution]:
+    """Return the contributions of the next commit, counted by staleness; the optimizer gets their options."""
+    found = []
+    for event in events:
+        message = event.message
+        assert message.vector is not None  # refused() has seen to it
+        if (options := peers[message.sender].options) is not None:
+            rule.configure(options)
+        stale = rule.clock - message.pulled_at
+        sample = peers[message.sender].sample
+        found.append(Contribution(message.sender, message.vector, stale, message.share, sample))
+        staleness[stale] += 1
+        peers[message.sender].staleness[stale] += 1
+    return found
+
+
+def count_commit(events: Iterable[Received], rule: CenterRule, peers: Peers) -> None:
+    """Note for each worker that its contribution is in the commit just made."""
+    for event in events:
+        peer = peers[event.message.sender]
+        peer.commits += 1
+        peer.last_commit = rule.clock
+
+
+# -- dropped workers: what a server answers when one speaks again, and what the worker makes of it -----
+
+
+def refusal(event: Received, server: int, after_s: float) -> Action:
+    """Return the answer to a request of a worker that was dropped; a one-way message gets none.
+
+    Args:
+        event: the request.
+        server: the rank that answers.
+        after_s: how long the worker had been silent.
+    """
+    request = event.message
+    if request.kind in ONE_WAY:
+        return Release(request.sender, event.frame)
+    answer = Message(Kind.DROPPED, server, request.sequence, scalar=after_s, shard=request.shard)
+    return Send(request.sender, answer, event.frame)
+
+
+def heed(message: Message, rank: int) -> None:
+    """Raise `DroppedError` if a reply to `rank` says that it was dropped."""
+    if message.kind is Kind.DROPPED:
+        raise DroppedError(rank, message.sender, message.silence_s)
 
 
 class WaitingRequests:

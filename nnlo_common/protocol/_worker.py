@@ -15,9 +15,9 @@ from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol._dropping import heed
 from nnlo_common.protocol._events import Action, Received, Wait
 from nnlo_common.protocol._shard_client import Shard, ShardClient
+from nnlo_common.protocol._waiting_requests import heed
 from nnlo_common.protocol._wire import Wire
 
 __all__ = ["Activity", "Worker", "check_weight"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
-from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.search._partition import agree
 from nnlo_common.training._joining import launched
 

@@ -12,7 +12,7 @@ from nnlo_common.base._json_codec import table_of
 from nnlo_common.cluster._gpus import choose_gpu, search_turns
 from nnlo_common.cluster._hosts import describe_here, locate
 from nnlo_common.cluster._threads import limit_threads
-from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 
 __all__ = ["agree", "cut_blocks", "cut_teams"]
 

@@ -15,10 +15,9 @@ import optuna
 from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
-from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._plural import plural
+from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.search._argument_checks import refuse_conflicts
 from nnlo_common.search._partition import cut_teams
 from nnlo_common.search.block._block import Objective, attempt, run_block

@@ -15,9 +15,8 @@ from nnlo_common.algorithms._gain import sampled_places
 from nnlo_common.algorithms._noise_scale import NoiseEstimate
 from nnlo_common.algorithms._optimizers import SGD, Adam
 from nnlo_common.base._arguments import is_number, whole_number
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, is_out_of_memory
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._memory_errors import is_out_of_memory
 from nnlo_common.base._process_memory import ProcessMemory
 
 __all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "probe"]

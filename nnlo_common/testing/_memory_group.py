@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.cluster.transport._group import Numbers
+from nnlo_common.cluster.transport._endpoint import Numbers
 
 __all__ = ["MemoryGroup"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster.transport._group import Group
+from nnlo_common.cluster.transport._endpoint import Group
 from nnlo_common.training._reducers import MPIReducer, Reducer, SharedReducer
 
 __all__ = ["ALL_REDUCES", "Way", "WayName", "reducer_of", "ways_of"]

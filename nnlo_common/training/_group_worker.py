@@ -25,8 +25,16 @@ from nnlo_common.protocol import (
     QueryService,
     check_weight,
 )
-from nnlo_common.protocol._query_messages import Answer, AnswerT, LastRoundQuery, LedgerQuery, Query
-from nnlo_common.protocol._query_wire import read_answer, read_query, written
+from nnlo_common.protocol._query_messages import (
+    Answer,
+    AnswerT,
+    LastRoundQuery,
+    LedgerQuery,
+    Query,
+    read_answer,
+    read_query,
+    written,
+)
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._group_rank import GroupRank, Meeting
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport

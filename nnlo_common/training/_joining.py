@@ -15,9 +15,8 @@ import numpy as np
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._clocks import ClockOffset, gathered_offset
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
-from nnlo_common.cluster._hosts import Place, gathered_places
+from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
 from nnlo_common.cluster._topology import Cell, Role, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint

@@ -13,7 +13,7 @@ from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import check_weight
 from nnlo_common.protocol._query_messages import AnswerT, Query
 
-__all__ = ["Alone", "LocalStep", "RankPart", "TrainingReport", "TeamPart", "say", "speaks"]
+__all__ = ["Alone", "LocalStep", "RankPart", "TeamPart", "TrainingReport", "say", "speaks"]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.cluster.transport._group import Group
+from nnlo_common.cluster.transport._endpoint import Group
 from nnlo_common.cluster.transport._shared_memory import shared_memory
 
 __all__ = ["MPIReducer", "Reducer", "SharedReducer", "ThreadReducer"]

@@ -8,10 +8,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError
+from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError, warn
 from nnlo_common.base._flat_vector import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.base._warnings import warn
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,

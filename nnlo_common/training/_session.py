@@ -15,7 +15,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.cluster._forking import advise_on_fork
+from nnlo_common.cluster._threads import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives

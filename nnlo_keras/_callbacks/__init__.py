@@ -14,10 +14,10 @@ from nnlo_keras._callbacks._warm_up import WarmUp
 __all__ = [
     "Broadcast",
     "Checkpoint",
-    "RankCallback",
     "MetricAverage",
     "Progress",
     "Pruning",
+    "RankCallback",
     "Report",
     "WarmUp",
 ]

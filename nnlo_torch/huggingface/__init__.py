@@ -10,6 +10,6 @@ from nnlo_common.plugin import say_public_module
 from nnlo_torch.huggingface._arguments import ArgumentsMixin, TrainingArguments, begin
 from nnlo_torch.huggingface._trainer import Trainer, TrainerMixin
 
-__all__ = ["ArgumentsMixin", "begin", "Trainer", "TrainerMixin", "TrainingArguments"]
+__all__ = ["ArgumentsMixin", "Trainer", "TrainerMixin", "TrainingArguments", "begin"]
 
 say_public_module(__name__, __all__)

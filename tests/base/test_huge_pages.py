@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nnlo_common import Frame
-from nnlo_common.base import _huge_pages as _pages
-from nnlo_common.base._huge_pages import PAGE, zeroed
+from nnlo_common.base import _flat_vector as _pages
+from nnlo_common.base._flat_vector import PAGE, zeroed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE"), reason="only Linux gives large pages to who asks"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from nnlo_common.base._errors import ProtocolError
-from nnlo_common.cluster._clocks import gathered_offset
+from nnlo_common.cluster._hosts import gathered_offset
 
 AHEAD_S = (0.0, 7.25, -3.5, 0.001)
 

@@ -12,13 +12,15 @@ import pytest
 from nnlo_common import ConfigurationError, Downpour, MissingExtraError, NNLOError, StartupError
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
+    Launch,
+    Launcher,
     check_together,
     connect,
+    find_launch,
     require_threads,
 )
-from nnlo_common.cluster._launchers import Launch, Launcher, find_launch
 from nnlo_common.cluster._threads import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
-from nnlo_common.cluster.transport._library import cuda_aware, one_line
+from nnlo_common.cluster.transport._mpi4py import cuda_aware, one_line
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 

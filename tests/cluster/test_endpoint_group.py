@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnlo_common.cluster.transport import _endpoint_group
-from nnlo_common.cluster.transport._endpoint_group import EndpointGroup, group_links
+from nnlo_common.cluster.transport import _group_endpoints
+from nnlo_common.cluster.transport._group_endpoints import EndpointGroup, group_links
 from tests.helpers.threads import on_ranks
 
 
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch):
-    monkeypatch.setattr(_endpoint_group, "PIECE", 7)
+    monkeypatch.setattr(_group_endpoints, "PIECE", 7)
 
 
 def numbers(rank, size):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nnlo_common.cluster._forking import why_forking_is_unsafe
+from nnlo_common.cluster._threads import why_forking_is_unsafe
 
 CARD, CUDA, THREAD = "the network card", "CUDA is initialised", "a thread that moves messages"
 
@@ -44,12 +44,12 @@ def test_why_forking_is_unsafe(tmp_path, cards, cuda, threads, reason):
 
 FORKS = """
 import os, sys, warnings
-from nnlo_common.cluster import _forking
+from nnlo_common.cluster import _threads
 
-_forking.why_forking_is_unsafe.__kwdefaults__["cards"] = ()  # whatever this host has
+_threads.why_forking_is_unsafe.__kwdefaults__["cards"] = ()  # whatever this host has
 busy = []
-_forking.advise_on_fork(lambda: bool(busy))
-_forking.advise_on_fork(lambda: bool(busy))  # another training of this process
+_threads.advise_on_fork(lambda: bool(busy))
+_threads.advise_on_fork(lambda: bool(busy))  # another training of this process
 
 def fork(inside=lambda: None):
     with warnings.catch_warnings(record=True) as caught:

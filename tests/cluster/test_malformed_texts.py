@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import SGD, Downpour, Participant, ProtocolError
-from nnlo_common.cluster.transport._host_peers import ProcessAddress
+from nnlo_common.cluster.transport._deaths import ProcessAddress
 from nnlo_common.search._partition import agree
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.testing._memory import MemoryWorld

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from nnlo_common.cluster._one_report import claim, mistake_of
+from nnlo_common.cluster._aborting import claim, mistake_of
 
 ASKS = """
 import sys
-from nnlo_common.cluster._one_report import claim
+from nnlo_common.cluster._aborting import claim
 print(claim("no such file", {}, int(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

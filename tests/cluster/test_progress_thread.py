@@ -10,8 +10,8 @@ from collections import deque
 
 import pytest
 
+from nnlo_common.cluster.transport._backoff import Wakeup
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
-from nnlo_common.cluster.transport._wakeup import Wakeup
 from tests.helpers.paths import ROOT
 from tests.helpers.threads import no_new_threads
 

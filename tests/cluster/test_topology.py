@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster import _arrangement, _topology
+from nnlo_common.cluster import _topology
 from nnlo_common.cluster._hosts import Place, locate
 from nnlo_common.cluster._topology import Arrangement, Assignment, Cell, Role, Topology
 
@@ -41,7 +41,7 @@ def places_on(hosts: str, gpus: int) -> tuple[Place, ...]:
 
 def test_the_examples_run() -> None:
     assert doctest.testmod(_topology).failed == 0
-    assert doctest.testmod(_arrangement).failed == 0
+    assert doctest.testmod(_topology).failed == 0
 
 
 class TestArrangement:

@@ -8,8 +8,8 @@ import select
 
 import pytest
 
-import nnlo_common.cluster.transport._wakeup as module
-from nnlo_common.cluster.transport._wakeup import Wakeup
+import nnlo_common.cluster.transport._backoff as module
+from nnlo_common.cluster.transport._backoff import Wakeup
 
 
 @pytest.fixture(params=["low descriptor", "high descriptor"])

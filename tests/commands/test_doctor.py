@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from nnlo_common import __version__
-from nnlo_common.cluster._clocks import clock_offset
-from nnlo_common.cluster._hosts import locate
-from nnlo_common.cluster._launchers import Launch, Launcher
+from nnlo_common.cluster._connecting import Launch, Launcher
+from nnlo_common.cluster._hosts import clock_offset, locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.doctor import _checks_links as on_links
 from nnlo_common.commands.doctor import _checks_machine as on_machine

@@ -22,8 +22,8 @@ __all__ = [
     "facts_end",
     "flat",
     "no_new_threads",
-    "ranks",
     "on_ranks",
+    "ranks",
     "server_of",
     "train",
 ]

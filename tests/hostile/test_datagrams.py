@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 import nnlo_common.cluster.transport._datagrams as module
+from nnlo_common.cluster.transport._backoff import Wakeup
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
-from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
-from nnlo_common.cluster.transport._wakeup import Wakeup
+from nnlo_common.cluster.transport._deaths import HostPeers, ProcessAddress
 from tests.helpers.jobs import running
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.strangers import USERS, stranger
@@ -188,7 +188,7 @@ def test_a_deaf_rank_sleeps_without_its_socket(monkeypatch, token):
     monkeypatch.setattr(module, "_filter", lambda token: b"no program")
     send(wakeup.address, b"x")
     assert not wakeup.wait(30)
-    monkeypatch.setattr("nnlo_common.cluster.transport._wakeup.time.sleep", slept.append)
+    monkeypatch.setattr("nnlo_common.cluster.transport._backoff.time.sleep", slept.append)
     assert not wakeup.wait(0.001)
     assert not wakeup.wait(30)
     assert slept[0] == 0.001

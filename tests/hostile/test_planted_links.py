@@ -14,8 +14,7 @@ import optuna
 
 from nnlo_common import ConfigurationError
 from nnlo_common.base._file_access import append_file, new_file, read_whole, remove_tree
-from nnlo_common.base._folder_lock import hold, hold_lock, release_lock
-from nnlo_common.base._whole_files import whole, whole_file, write_whole
+from nnlo_common.base._whole_files import hold, hold_lock, release_lock, whole, whole_file, write_whole
 from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.tune._search_folder import drop_models, inspect_folder
 from nnlo_common.search.journal._export import Export

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.base import _warnings
+from nnlo_common.base import _errors
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def model(monkeypatch):
-    monkeypatch.setattr(_warnings, "_SHOWN", {})
+    monkeypatch.setattr(_errors, "_SHOWN", {})
     monkeypatch.setattr(_saved_files, "_saves", _saved_files._SavedModels())
     before = {name: getattr(keras.Model, name) for name in _saved_files._METHODS}
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 import nnlo_common
-from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.cluster._connecting import find_launch
 
 what = sys.argv[1]
 rank = find_launch(os.environ).rank

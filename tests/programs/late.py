@@ -4,12 +4,12 @@ import sys
 import time
 from pathlib import Path
 
-from nnlo_common.cluster.transport import _mpi4py, _roll_call
+from nnlo_common.cluster.transport import _mpi4py
 from nnlo_common.training._joining import launched
 
 patient, folder = sys.argv[1] == "patient", Path(sys.argv[2])
 world = launched()
-_mpi4py.REPORT_AFTER_S = _roll_call._AFTER_S = 0.0
+_mpi4py.REPORT_AFTER_S = _mpi4py._AFTER_S = 0.0
 pauses, looked = [], folder / "looked"
 
 

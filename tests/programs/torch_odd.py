@@ -379,7 +379,7 @@ COMMON = {
 
 
 def rank_and_size():
-    from nnlo_common.cluster._launchers import find_launch
+    from nnlo_common.cluster._connecting import find_launch
 
     launch = find_launch(os.environ)
     return launch.rank, launch.size

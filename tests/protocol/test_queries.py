@@ -59,8 +59,12 @@ from nnlo_common.protocol._query_messages import (
     Query,
     ReadLedgerQuery,
     SampledData,
+    packed,
+    read_answer,
+    read_query,
+    unpacked,
+    written,
 )
-from nnlo_common.protocol._query_wire import packed, read_answer, read_query, unpacked, written
 
 F4 = np.float32
 exactly = settings(max_examples=60)

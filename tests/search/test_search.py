@@ -22,7 +22,7 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
-from nnlo_common.base._folder_lock import _held
+from nnlo_common.base._whole_files import _held
 from nnlo_common.search import optimize
 from nnlo_common.search.coordinator._study_trials import RETRY_OF
 from nnlo_common.search.coordinator._trial_results import ERROR

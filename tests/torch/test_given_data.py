@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from nnlo_common.base import _warnings
+from nnlo_common.base import _errors
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 from torch.utils.data import (  # noqa: E402
@@ -30,7 +30,7 @@ X, Y = cases.data()
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch):
-    monkeypatch.setattr(_warnings, "_SHOWN", {})
+    monkeypatch.setattr(_errors, "_SHOWN", {})
 
 
 def said(batches_of, *, size=3, wrapper=nt.Downpour, **options):

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from nnlo_common.base import _warnings
+from nnlo_common.base import _errors
 from nnlo_common.cluster import _aborting
 from nnlo_common.cluster._aborting import describe_failure
 
@@ -26,7 +26,7 @@ STEPS = 8
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch):
-    monkeypatch.setattr(_warnings, "_SHOWN", {})
+    monkeypatch.setattr(_errors, "_SHOWN", {})
 
 
 def said(validate, *, size=3, trains_in_eval_mode=False):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnlo_common.base import _warnings
+from nnlo_common.base import _errors
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
@@ -23,7 +23,7 @@ X, Y = cases.data()
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch):
-    monkeypatch.setattr(_warnings, "_SHOWN", {})
+    monkeypatch.setattr(_errors, "_SHOWN", {})
 
 
 def step(model, optimizer, index):

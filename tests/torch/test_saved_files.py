@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.base import _warnings
+from nnlo_common.base import _errors
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
@@ -27,7 +27,7 @@ X, Y = cases.data()
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch):
-    monkeypatch.setattr(_warnings, "_SHOWN", {})
+    monkeypatch.setattr(_errors, "_SHOWN", {})
 
 
 @pytest.fixture

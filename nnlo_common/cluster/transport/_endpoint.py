@@ -4,13 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
-from nnlo_common.base._flat_vector import Frame, PartWork
-from nnlo_common.cluster.transport._group import Group
-from nnlo_common.protocol import Event, Message
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Endpoint", "Link", "RankWorld"]
+from nnlo_common.base._flat_vector import Frame, PartWork, Vector
+from nnlo_common.protocol import Event, Lost, Message
+
+__all__ = [
+    "DivisibleWorld",
+    "Endpoint",
+    "Group",
+    "Link",
+    "Mail",
+    "Numbers",
+    "PartWorld",
+    "RankWorld",
+    "Transfer",
+]
+
+# -- group: the ranks of one logical worker, as one of them sees the others, on every transport --------
+
+#: A few numbers that the ranks of a group compare.
+Numbers: TypeAlias = npt.NDArray[np.float64]
+
+
+class Transfer(Protocol):
+    """A broadcast under way."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is complete here; False after `timeout_s`: call it again."""
+
+
+class Group(Protocol):
+    """The ranks of one logical worker; all of them call each method, in the same order.
+
+    Attributes:
+        index: this rank's number in the group; 0 is the lead.
+        ranks: the numbers of all its ranks in the training, by index.
+    """
+
+    index: int
+    ranks: tuple[int, ...]
+
+    def gather(self, numbers: Numbers) -> Numbers:
+        """Return the numbers of all ranks, a row for each; all ranks pass equally many."""
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks, by index; each rank may pass another number."""
+
+    def add_up(self, vector: Vector) -> None:
+        """Replace the vector by the sum over all ranks, with the same bits on each.
+
+        Call it after a `gather`, so that no rank waits long in it.
+        """
+
+    def broadcast(self, data: npt.NDArray[np.uint8]) -> Transfer:
+        """Begin to copy the lead's bytes into those of the others; do not change them meanwhile."""
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it; what they wrote to shared memory before is then seen."""
+
+    def twin(self) -> Group:
+        """Return another group of the same ranks, which another thread may use.
+
+        Raises:
+            ConfigurationError: only one thread may use the transport.
+        """
+
+    def communicator(self) -> Any:
+        """Return the MPI communicator of these ranks; None if they are threads."""
+
+    def close(self) -> None:
+        """Release its resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +210,47 @@ class RankWorld(Protocol):
 
     def abort(self, code: int) -> NoReturn:
         """End all ranks now."""
+
+
+# -- mail: short texts between any two ranks at any time -----------------------------------------------
+# An `Endpoint` carries the vectors of one training along links agreed on beforehand. Mail needs no links:
+# any rank sends to any other, and the receiver polls.
+
+
+class Mail(Protocol):
+    """One rank's mailbox."""
+
+    def send(self, peer: int, text: str) -> None:
+        """Send a text; texts from one rank to another arrive in order."""
+
+    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
+        """Return the next sender and text; None after `timeout_s`.
+
+        Where ranks survive deaths, each death is returned once, as `Lost`.
+        """
+
+    def close(self) -> None:
+        """Complete all sends; all ranks call it, after every text was received."""
+
+
+class PartWorld(RankWorld, Protocol):
+    """A subset of the ranks of another world."""
+
+    def part(self, ranks: Sequence[int]) -> PartWorld:
+        """Return the world of these ranks, this one among them, renumbered from 0 (collective over them)."""
+
+    def revoke(self) -> None:
+        """End every collective wait of these ranks with an error, because one of them is dead."""
+
+    def close(self) -> None:
+        """Release the resources of `DivisibleWorld.part` (collective)."""
+
+
+class DivisibleWorld(RankWorld, Protocol):
+    """Ranks that can be split into parts and can send each other mail."""
+
+    def mail(self) -> Mail:
+        """Open this rank's mailbox (collective)."""
+
+    def part(self, ranks: Sequence[int]) -> PartWorld:
+        """Return the world of these ranks, this one among them, renumbered from 0 (collective over them)."""

@@ -11,19 +11,179 @@ Queries are not shared: each rank asks the query service for itself, while the o
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork
-from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.cluster.transport._group import Group, Transfer
-from nnlo_common.protocol import Event, Message, Received, decode
+from nnlo_common.base._errors import ConfigurationError, PeerLostError
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector
+from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, Numbers, Transfer
+from nnlo_common.protocol import Event, Kind, Message, Received, decode
 from nnlo_common.protocol._events import Part
 from nnlo_common.protocol._messages import announced
 
-__all__ = ["LeadEndpoint", "MemberEndpoint", "QueryEndpoint"]
+__all__ = ["EndpointGroup", "LeadEndpoint", "MemberEndpoint", "QueryEndpoint", "group_links"]
+
+# -- group of ranks over an endpoint: its operations are messages, which a trial of a search can break off --
+# A collective call of MPI that a rank has begun can neither be cancelled nor end without the others, so a
+# trial in which one rank is pruned, fails or is halted could not end. Here every wait is for a message,
+# at an endpoint that looks for alarms, and messages still under way are received and dropped when the
+# trial ends.
+#
+#     members ──part──► lead ──result──► members
+#
+# The lead adds up in the order of the ranks, so that all get the same bits. It has the traffic of all
+# members, which suits the few ranks of a trial's group.
+
+#: The most numbers in a message; longer vectors are cut.
+PIECE = 1 << 16
+
+
+def group_links(index: int, size: int) -> list[Link]:
+    """Return the links of a rank of a group: the lead's to all others, theirs to the lead.
+
+    Example:
+        >>> [link.peer for link in group_links(0, 3)], [link.peer for link in group_links(2, 3)]
+        ([1, 2], [0])
+    """
+    peers = range(1, size) if index == 0 else [0]
+    return [Link(peer, 0, PIECE, 1, index == 0) for peer in peers]
+
+
+class EndpointGroup:
+    """The ranks of one logical worker.
+
+    Args:
+        endpoint: an endpoint of these ranks alone, with `group_links`; closed with the group.
+        index: this rank's number among them; 0 is the lead.
+        ranks: their numbers in the training.
+    """
+
+    def __init__(self, endpoint: Endpoint, index: int, ranks: Sequence[int]) -> None:
+        self._endpoint, self.index, self.ranks = endpoint, index, tuple(ranks)
+        self._arrived: dict[int, deque[tuple[Vector, Frame]]] = defaultdict(deque)  # by peer, unread
+        self._sent = 0
+
+    def gather(self, numbers: Numbers) -> Numbers:
+        """Return the numbers of all ranks, a row for each."""
+        everyone: Numbers = np.zeros((len(self.ranks), numbers.size))
+        everyone[self.index] = numbers
+        self._collect([row.view(np.float32) for row in everyone])
+        self._spread(everyone.reshape(-1).view(np.float32))
+        return everyone
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks, by index."""
+        sizes = self.gather(np.array([len(data)], np.float64))[:, 0].astype(int).tolist()
+        everyone = [np.zeros(-(-size // 4), np.float32) for size in sizes]
+        everyone[self.index].view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        self._collect(everyone)
+        for part in everyone:
+            self._spread(part)
+        return [part.view(np.uint8)[:size].tobytes() for part, size in zip(everyone, sizes, strict=True)]
+
+    def add_up(self, vector: Vector) -> None:
+        """Replace the vector by the sum over all ranks, added in their order."""
+        for start in range(0, vector.size, PIECE):
+            piece = vector[start : start + PIECE]
+            if self.index:
+                self._send(0, piece)
+            else:
+                for peer in range(1, len(self.ranks)):
+                    other, frame = self._next(peer)
+                    piece += other
+                    self._endpoint.release(peer, frame)
+            self._spread(piece)
+
+    def broadcast(self, data: npt.NDArray[np.uint8]) -> _LeadCopy:
+        """Begin to copy the lead's bytes into those of the others."""
+        numbers = np.zeros(-(-data.size // 4), np.float32)
+        if self.index == 0:
+            numbers.view(np.uint8)[: data.size] = data
+            self._spread(numbers)
+        return _LeadCopy(self, numbers, data)
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it."""
+        self.gather(np.zeros(1))
+
+    def twin(self) -> EndpointGroup:
+        """Refuse: only one thread may use the endpoint."""
+        raise ConfigurationError("a second thread cannot add up gradients in a trial of a search")
+
+    def communicator(self) -> None:
+        """Return None: no call of a trial's group may be one that cannot be broken off."""
+
+    def close(self) -> None:
+        """Release its resources."""
+        self._endpoint.close()
+
+    def _collect(self, parts: Sequence[Vector]) -> None:
+        """Fill the lead's parts with those of the others."""
+        if self.index:
+            self._send(0, parts[self.index])
+            return
+        for peer in range(1, len(self.ranks)):
+            self._receive(peer, parts[peer])
+
+    def _spread(self, numbers: Vector) -> None:
+        """Copy the lead's numbers to the others."""
+        if self.index:
+            self._receive(0, numbers)
+            return
+        for peer in range(1, len(self.ranks)):
+            self._send(peer, numbers)
+        self._endpoint.flush()  # the lead may compute next
+
+    def _send(self, peer: int, numbers: Vector) -> None:
+        kind = Kind.CENTER if self.index == 0 else Kind.EXCHANGE
+        for start in range(0, numbers.size, PIECE):
+            self._sent += 1
+            piece = numbers[start : start + PIECE]
+            self._endpoint.send(peer, Message(kind, self.index, self._sent, vector=piece))
+
+    def _receive(self, peer: int, into: Vector, timeout_s: float | None = None) -> bool:
+        """Receive all pieces; False after `timeout_s`, with nothing taken."""
+        if into.size and not self._awaited(peer, timeout_s):
+            return False
+        for start in range(0, into.size, PIECE):
+            numbers, frame = self._next(peer)
+            into[start : start + PIECE] = numbers
+            self._endpoint.release(peer, frame)
+        return True
+
+    def _next(self, peer: int) -> tuple[Vector, Frame]:
+        self._awaited(peer)
+        return self._arrived[peer].popleft()
+
+    def _awaited(self, peer: int, timeout_s: float | None = None) -> bool:
+        """Wait until a message of a peer is there; False after `timeout_s`."""
+        while not self._arrived[peer]:
+            event = self._endpoint.receive(timeout_s)
+            if event is None:
+                return False
+            if not isinstance(event, Received):
+                raise PeerLostError(self.ranks[event.rank], "has died; its group waited for it")
+            message = event.message
+            assert message.vector is not None  # of these kinds all have one
+            self._arrived[message.sender].append((message.vector, event.frame))
+        return True
+
+
+class _LeadCopy:
+    """A broadcast under way."""
+
+    def __init__(self, group: EndpointGroup, numbers: Vector, data: npt.NDArray[np.uint8]) -> None:
+        self._group, self._numbers, self._data = group, numbers, data
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is complete here; False after `timeout_s`."""
+        if self._group.index and not self._group._receive(0, self._numbers, timeout_s):
+            return False
+        self._data[:] = self._numbers.view(np.uint8)[: self._data.size]
+        return True
 
 
 class LeadEndpoint:

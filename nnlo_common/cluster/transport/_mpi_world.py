@@ -4,32 +4,310 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import math
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from nnlo_common.base._errors import StartupError
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._errors import ConfigurationError, StartupError
+from nnlo_common.base._flat_vector import Vector
 from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, engage, remember_exit
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
+from nnlo_common.cluster.transport._backoff import Backoff, Wakeup
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
-from nnlo_common.cluster.transport._deaths import Deaths, end_alone, limit_finalize
-from nnlo_common.cluster.transport._endpoint import Endpoint, Link
-from nnlo_common.cluster.transport._host_peers import HostPeers, ProcessAddress
-from nnlo_common.cluster.transport._launcher_calls import answers_within, ask_to_kill
-from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
+from nnlo_common.cluster.transport._deaths import (
+    Deaths,
+    HostPeers,
+    ProcessAddress,
+    end_alone,
+    limit_finalize,
+    tell,
+    watch_launcher,
+)
+from nnlo_common.cluster.transport._endpoint import Endpoint, Link, Numbers
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
-from nnlo_common.cluster.transport._mpi4py import MPI, World
-from nnlo_common.cluster.transport._mpi_group import MPIGroup
-from nnlo_common.cluster.transport._mpi_mail import MPIMail
+from nnlo_common.cluster.transport._mpi4py import MPI, World, symbol
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint
-from nnlo_common.cluster.transport._wakeup import Wakeup
+from nnlo_common.protocol import Lost
 
-__all__ = ["MPIWorld"]
+__all__ = ["MPIGroup", "MPIMail", "MPIWorld", "answers_within", "ask_to_kill"]
+
+# -- mail over MPI -------------------------------------------------------------------------------------
+
+_LONGEST_PAUSE_S = 1e-3
+
+
+class MPIMail:
+    """One rank's mailbox, on a communicator of its own.
+
+    Args:
+        comm: the communicator; freed by `close`.
+        survives_loss: whether the other ranks survive the death of one.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, *, survives_loss: bool = False) -> None:
+        self._comm, self._deaths = comm, Deaths(comm) if survives_loss else None
+        self._lost: deque[Lost] = deque()
+        self._leaving: deque[tuple[MPI.Request, npt.NDArray[np.uint8]]] = deque()
+
+    def send(self, peer: int, text: str) -> None:
+        """Send a text."""
+        self._drop_sent()
+        data = np.frombuffer(text.encode(), np.uint8)
+        with self._noting_deaths():
+            self._leaving.append((self._comm.Isend([data, MPI.BYTE], peer), data))
+
+    def receive(self, timeout_s: float | None = None) -> tuple[int, str] | Lost | None:
+        """Return the next sender and text, or a death; None after `timeout_s`."""
+        self._drop_sent()
+        backoff, status = Backoff(_LONGEST_PAUSE_S), MPI.Status()
+        while not self._lost:
+            with self._noting_deaths():
+                found = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+                if found is not None:
+                    data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                    found.Recv([data, MPI.BYTE])
+                    return status.Get_source(), data.tobytes().decode()
+            if timeout_s is not None and backoff.waited_s >= timeout_s:
+                return None
+            backoff.pause()
+        return self._lost.popleft()
+
+    def close(self) -> None:
+        """Complete all sends."""
+        while self._leaving:
+            request, _ = self._leaving.popleft()
+            with self._noting_deaths():
+                request.Wait()
+        with self._noting_deaths():
+            self._comm.Free()
+
+    def _drop_sent(self) -> None:
+        left = True
+        while self._leaving and left:
+            with self._noting_deaths():  # the receiver is dead: drop the send
+                left = self._leaving[0][0].Test()
+            if left:
+                self._leaving.popleft()
+
+    @contextlib.contextmanager
+    def _noting_deaths(self) -> Iterator[None]:
+        try:
+            yield
+        except MPI.Exception as error:
+            if self._deaths is None:
+                raise
+            self._lost.extend(map(Lost, self._deaths.new(error)))
+            self._comm.Ack_failed()  # or MPI would refuse probes of any source
+
+
+# -- calls to the launcher that MPI lacks: kill a rank of another host, see whether the launcher answers --
+# mpiexec of Open MPI has a daemon on each host, which the ranks reach by PMIx. A daemon that is cut off
+# gets an order when the network is back.
+
+# Of pmix_common.h, the same in PMIx 3 to 6.
+_NAMESPACE_BYTES, _KEY_BYTES = 256, 512
+_KILL = b"pmix.jctrl.kill"
+_BOOL = 1
+_VALUE_BYTES = 4096  # more than any value has
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_int, *[ctypes.c_void_p] * 5)
+
+
+class _Process(ctypes.Structure):
+    """The pmix_proc_t of a rank."""
+
+    _fields_ = (("namespace", ctypes.c_char * _NAMESPACE_BYTES), ("rank", ctypes.c_uint32))
+
+
+class _Published(ctypes.Structure):
+    """The pmix_pdata_t of a published value."""
+
+    _fields_ = (
+        ("process", _Process),
+        ("key", ctypes.c_char * _KEY_BYTES),
+        ("value", ctypes.c_char * _VALUE_BYTES),
+    )
+
+
+# Takes the launcher's answer, which is not needed: MPI reports the death.
+_ignore = _Callback(lambda *_: None)
+# What the launcher's library may still read.
+_KEPT: list[Any] = []
+
+
+def ask_to_kill(rank: int) -> None:
+    """Ask the launcher to kill a rank; do nothing where it has no PMIx.
+
+    Args:
+        rank: its number among all processes of the job.
+    """
+    order, load = symbol("PMIx_Job_control_nb"), symbol("PMIx_Info_load")
+    namespace = os.environ.get("PMIX_NAMESPACE", "").encode()
+    if order is None or load is None or not namespace:
+        return
+    process, directive = _Process(namespace, rank), ctypes.create_string_buffer(_VALUE_BYTES)
+    _KEPT.append((process, directive))
+    if load(directive, _KILL, None, ctypes.c_uint16(_BOOL)) == 0:
+        one = ctypes.c_size_t(1)
+        order(ctypes.byref(process), one, directive, one, _ignore, None)
+
+
+def answers_within(limit_s: float) -> bool:
+    """Return whether the launcher answers in time; True where it has no PMIx.
+
+    Its first process has to answer, which this host may be cut off from.
+
+    Args:
+        limit_s: how long to wait.
+    """
+    look_up = symbol("PMIx_Lookup")
+    if look_up is None or "PMIX_NAMESPACE" not in os.environ:
+        return True
+    wanted = _Published(key=b"nnlo.nothing")  # nobody publishes it, which the launcher says at once
+    _KEPT.append(wanted)
+    one, none = ctypes.c_size_t(1), ctypes.c_size_t(0)
+    asking = threading.Thread(target=look_up, args=(ctypes.byref(wanted), one, None, none), daemon=True)
+    asking.start()
+    asking.join(limit_s)
+    return not asking.is_alive()
+
+
+# -- group of MPI ranks, on a communicator of its own --------------------------------------------------
+
+# One call for a long vector takes three to four times as long as calls for pieces that fit the cache.
+_PIECE = 1 << 18
+
+
+class MPIGroup:
+    """The ranks of one logical worker.
+
+    Args:
+        comm: their communicator, lead first; freed by `close`.
+        ranks: their numbers in the training.
+        naps: the host has fewer cores than ranks, so a waiting rank must leave its core to others.
+        survives_loss: other groups survive the death of a rank of this one.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], *, naps: bool, survives_loss: bool) -> None:
+        self._comm, self._naps = comm, naps
+        self.index, self.ranks = comm.Get_rank(), tuple(ranks)
+        self._survives_loss = survives_loss
+        if survives_loss:
+            comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises the returned errors
+
+    def gather(self, numbers: Numbers) -> Numbers:
+        """Return the numbers of all ranks, a row for each."""
+        everyone: Numbers = np.empty((len(self.ranks), numbers.size))
+        with self._leaving_together():
+            _finish(self._comm.Iallgather(numbers, everyone))
+        return everyone
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all ranks, by index."""
+        counts = self.gather(np.array([len(data)], np.float64))[:, 0].astype(np.int64)
+        everyone = np.empty(int(counts.sum()), np.uint8)
+        with self._leaving_together():
+            _finish(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), [everyone, counts]))
+        return [part.tobytes() for part in np.split(everyone, np.cumsum(counts)[:-1])]
+
+    def add_up(self, vector: Vector) -> None:
+        """Replace the vector by the sum over all ranks."""
+        with self._leaving_together():
+            for start in range(0, vector.size, _PIECE):
+                piece = vector[start : start + _PIECE]
+                if self._naps:
+                    _finish(self._comm.Iallreduce(MPI.IN_PLACE, piece))
+                else:
+                    self._comm.Allreduce(MPI.IN_PLACE, piece)
+
+    def broadcast(self, data: npt.NDArray[np.uint8]) -> _MPIBroadcast:
+        """Begin to copy the lead's bytes into those of the others."""
+        with self._leaving_together():
+            return _MPIBroadcast(self, self._comm.Ibcast([data, MPI.BYTE]))
+
+    def barrier(self) -> None:
+        """Return once all ranks have called it."""
+        with self._leaving_together():
+            if self._naps:
+                _finish(self._comm.Ibarrier())
+            else:
+                self._comm.Barrier()
+
+    def twin(self) -> MPIGroup:
+        """Return another group of the same ranks, which another thread may use."""
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise ConfigurationError(
+                "sums made by a thread while a backward pass runs need the MPI thread level MULTIPLE, and "
+                "this library grants less; use all_reduce='mpi', or do not lower mpi4py.rc.thread_level"
+            )
+        with self._leaving_together():
+            comm = self._comm.Dup()
+        return MPIGroup(comm, self.ranks, naps=self._naps, survives_loss=self._survives_loss)
+
+    def communicator(self) -> MPI.Intracomm:
+        """Return the communicator of these ranks."""
+        return self._comm
+
+    def close(self) -> None:
+        """Free the communicator."""
+        with contextlib.suppress(*[MPI.Exception] if self._survives_loss else []):
+            self._comm.Free()
+
+    @contextlib.contextmanager
+    def _leaving_together(self) -> Iterator[None]:
+        """End this rank if another of its group has died: the group is one worker, and dies as one."""
+        try:
+            yield
+        except MPI.Exception as error:
+            if not self._survives_loss:
+                raise
+            self._end(error)
+
+    def _end(self, error: MPI.Exception) -> NoReturn:
+        try:
+            dead = [self.ranks[index] for index in Deaths(self._comm).new(error)]
+        except MPI.Exception:  # another rank of the group has noticed the death first, and revoked
+            dead = []
+        with contextlib.suppress(MPI.Exception):
+            self._comm.Revoke()  # frees the others
+        who = f"rank {dead[0]}" if dead else "a rank"
+        text = f"nnlo: rank {self.ranks[self.index]} ends, because {who} of its group has died\n"
+        os.write(2, text.encode())
+        sys.stdout.flush()
+        end_alone()
+
+
+class _MPIBroadcast:
+    """A broadcast under way."""
+
+    def __init__(self, group: MPIGroup, request: MPI.Request) -> None:
+        self._group, self._request = group, request
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is complete here; False after `timeout_s`."""
+        with self._group._leaving_together():
+            return _finish(self._request, timeout_s)
+
+
+def _finish(request: MPI.Request, timeout_s: float | None = None) -> bool:
+    """Wait without burning the core; False after `timeout_s`."""
+    backoff = Backoff()
+    while not request.Test():
+        if timeout_s is not None and backoff.waited_s >= timeout_s:
+            return False
+        backoff.pause()
+    return True
+
 
 _LOG = logging.getLogger(__name__)
 

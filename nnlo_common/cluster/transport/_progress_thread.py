@@ -22,9 +22,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nnlo_common.base._flat_vector import Frame, PartWork
-from nnlo_common.cluster.transport._backoff import LONGEST_S
+from nnlo_common.cluster.transport._backoff import LONGEST_S, Wakeup
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.cluster.transport._wakeup import Wakeup
 from nnlo_common.protocol import Event, Message
 
 __all__ = ["OverlappedEndpoint", "PolledEndpoint"]

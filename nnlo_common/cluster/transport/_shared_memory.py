@@ -17,7 +17,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import shared_file
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.cluster.transport._group import Group
+from nnlo_common.cluster.transport._endpoint import Group
 
 __all__ = ["shared_memory"]
 

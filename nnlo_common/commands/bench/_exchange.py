@@ -1,6 +1,6 @@
 """Full round trip of an exchange, beside a raw ping-pong of the same bytes.
 
-The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_huge_pages.py`), to separate
+The ping-pong uses numpy's memory. A second one uses nnlo's large pages (`base/_flat_vector.py`), to separate
 the gain of the pages from the cost of the exchange. In a third each rank adds what it has received to a
 vector of its own, which is the least that an exchange computes if it computes one thing after the other.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nnlo_common
 from nnlo_common.base._errors import MissingExtraError
-from nnlo_common.cluster._launchers import find_launch
+from nnlo_common.cluster._connecting import find_launch
 from nnlo_common.commands.train._job import first_of_job
 
 __all__ = ["ALGORITHMS", "EXAMPLES", "run_demo"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nnlo_common.cluster._connecting import Launch
 from nnlo_common.cluster._hosts import Place
-from nnlo_common.cluster._launchers import Launch
 from nnlo_common.commands.doctor import _checks_links as on_links
 from nnlo_common.commands.doctor import _checks_machine as on_machine
 from nnlo_common.commands.doctor import _checks_mpi as on_mpi

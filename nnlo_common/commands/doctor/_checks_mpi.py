@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnlo_common.cluster._connecting import SWITCH
-from nnlo_common.cluster._launchers import Launch
+from nnlo_common.cluster._connecting import SWITCH, Launch
 from nnlo_common.commands.doctor._finding import Finding, note, ok, problem
 from nnlo_common.commands.doctor._rank_report import MPIFacts
 

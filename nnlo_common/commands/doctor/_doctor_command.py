@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nnlo_common.base._errors import NNLOError
-from nnlo_common.cluster._connecting import connect, guard, load_world, switched_off
+from nnlo_common.cluster._connecting import Launch, connect, find_launch, guard, load_world, switched_off
 from nnlo_common.cluster._hosts import locate
-from nnlo_common.cluster._launchers import Launch, find_launch
 from nnlo_common.commands.doctor._all_checks import judge
 from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page
 from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links

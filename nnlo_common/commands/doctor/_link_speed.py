@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nnlo_common.cluster._clocks import clock_offset
+from nnlo_common.cluster._hosts import clock_offset
 
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import MPI
 
-__all__ = ["FULL", "QUICK", "Effort", "LinkSpeed", "measure_links", "partners_of"]
+__all__ = ["Effort", "FULL", "LinkSpeed", "QUICK", "measure_links", "partners_of"]
 
 _MB = 1_000_000
 _TAG = 1

@@ -12,11 +12,11 @@ from nnlo_common.commands.train._option import Given, Option, OptionKind, neares
 __all__ = [
     "PREDICT_OPTIONS",
     "PredictSettings",
-    "UseSettings",
-    "settings_of_use",
     "TILE_OPTIONS",
     "TileSettings",
+    "UseSettings",
     "numbers",
+    "settings_of_use",
 ]
 
 MODEL, DATA, TILES, OUTPUT, RANKS = "Model", "Data", "Tiles", "Result", "Ranks"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 
 from nnlo_common.algorithms._gain import worth_having
-from nnlo_common.base._plural import plural
+from nnlo_common.base._errors import plural
 from nnlo_common.commands.report._reading_verdict import reading
 from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
 from nnlo_common.training._bottleneck import BUSY, WAITED, told

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.cluster._aborting import claim, mistake_of
+from nnlo_common.cluster._connecting import find_launch
 from nnlo_common.cluster._hosts import Place, describe_here, locate
-from nnlo_common.cluster._launchers import find_launch
-from nnlo_common.cluster._one_report import claim, mistake_of
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.commands.train._run_folder import remove_unused
 from nnlo_common.training._joining import launched
 from nnlo_common.training.report._log_files import LOGGERS, logged_to
 
-__all__ = ["REFUSED", "Job", "RankCommand", "brief", "first_of_job", "refuse_alike", "run_in_job", "tell"]
+__all__ = ["Job", "REFUSED", "RankCommand", "brief", "first_of_job", "refuse_alike", "run_in_job", "tell"]
 
 #: The exit status of a command that is refused before the training.
 REFUSED = 2

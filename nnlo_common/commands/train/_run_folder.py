@@ -17,9 +17,8 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
-from nnlo_common.base._folder_lock import LOCK
 from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_TOML, parsed_json
-from nnlo_common.base._whole_files import write_whole
+from nnlo_common.base._whole_files import LOCK, write_whole
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._option_files import as_toml, option_text, parsed_toml
 from nnlo_common.commands.train._settings import OPTIONS, Settings
@@ -32,10 +31,10 @@ __all__ = [
     "claiming",
     "config_text",
     "facts_of_command",
-    "remove_unused",
     "next_free",
-    "write_json",
+    "remove_unused",
     "with_absolute_paths",
+    "write_json",
     "write_text",
 ]
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._plural import plural
+from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._algorithm_options import MODES
 from nnlo_common.commands.train._fold_samples import parts

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._plural import plural
+from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.training._early_stopping import EarlyStopping

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnlo_common.cluster._arrangement import Arrangement
 from nnlo_common.cluster._hosts import Place
+from nnlo_common.cluster._topology import Arrangement
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._request import in_flags
 from nnlo_common.search._partition import cut_blocks

@@ -21,23 +21,23 @@ from typing import Any, TypeGuard
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
-from nnlo_common.base._folder_lock import LOCK, hold
 from nnlo_common.base._limited_formats import LARGEST_OPTIONS, parsed_json
+from nnlo_common.base._whole_files import LOCK, hold
 from nnlo_common.commands.train._run_folder import SEARCH, check_same, claiming, next_free, write_text
 
 __all__ = [
     "BEGAN",
     "BLOCK",
     "FOLDER",
+    "Found",
     "JOURNAL",
     "TRIAL",
     "VALUE",
-    "Found",
     "claim_search",
     "drop_models",
-    "known_value",
     "inspect_folder",
     "is_trial_name",
+    "known_value",
 ]
 
 #: User attributes of a trial: its block, its start, and the name of its folder.

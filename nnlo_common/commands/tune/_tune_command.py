@@ -13,7 +13,7 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster._gpus import search_turns, share_host
-from nnlo_common.cluster.transport._mail import DivisibleWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.commands.train._job import Job, RankCommand, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
 from nnlo_common.commands.train._python_file import (

@@ -18,16 +18,16 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Array, Field
 
 __all__ = [
-    "as_configuration",
     "FileInfo",
     "Format",
     "HOW",
-    "inspect_files",
     "LARGEST_SAMPLE",
     "NUMBERS",
-    "OpenedFile",
     "OpenFiles",
+    "OpenedFile",
     "Ragged",
+    "as_configuration",
+    "inspect_files",
     "shown",
     "wrong_path",
 ]

@@ -11,7 +11,7 @@ from optuna import TrialPruned
 
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import EXIT_CODE, LeftTogether
-from nnlo_common.cluster.transport._mail import DivisibleWorld, PartWorld
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld, PartWorld
 from nnlo_common.search.block._block_world import BlockWorld
 from nnlo_common.search.block._trial import BlockTrial
 from nnlo_common.search.block._trial_links import BlockLink, TrialLink

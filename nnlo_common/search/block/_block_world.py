@@ -18,10 +18,8 @@ from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Frame, PartWork
-from nnlo_common.cluster.transport._endpoint import Endpoint, Link
-from nnlo_common.cluster.transport._endpoint_group import EndpointGroup, group_links
-from nnlo_common.cluster.transport._group import Group
-from nnlo_common.cluster.transport._mail import PartWorld
+from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, PartWorld
+from nnlo_common.cluster.transport._group_endpoints import EndpointGroup, group_links
 from nnlo_common.protocol import Event, Message, Received
 from nnlo_common.search.messages._rank_channel import RankChannel
 from nnlo_common.search.messages._search_messages import Text

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nnlo_common.base._errors import DivergedError
-from nnlo_common.base._memory_errors import is_out_of_memory
+from nnlo_common.base._errors import DivergedError, is_out_of_memory
 
 __all__ = ["kind_of"]
 

@@ -22,9 +22,8 @@ from optuna.trial import FrozenTrial
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import append_file, read_whole
-from nnlo_common.base._folder_lock import hold_lock, release_lock
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._whole_files import usable, write_whole
+from nnlo_common.base._whole_files import hold_lock, release_lock, usable, write_whole
 from nnlo_common.search._compat import has_no_name
 from nnlo_common.search.journal._kept_trials import KeptTrials, kept_trials, refusing
 from nnlo_common.search.journal._packed_trial import packed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.cluster.transport._mail import DivisibleWorld, Mail
+from nnlo_common.cluster.transport._endpoint import DivisibleWorld, Mail
 from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
 from nnlo_common.search.messages._rank_channel import RankChannel
 from nnlo_common.search.messages._search_messages import Left, LossReported, from_text, to_text

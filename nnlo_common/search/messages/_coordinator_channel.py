@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nnlo_common.cluster.transport._mail import Mail
+from nnlo_common.cluster.transport._endpoint import Mail
 from nnlo_common.protocol import Lost
 from nnlo_common.search.messages._search_messages import Left, SearchMessage, Start, from_text, to_text
 from nnlo_common.search.messages._team_events import Death, TeamMessage

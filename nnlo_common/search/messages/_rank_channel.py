@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.cluster.transport._mail import Mail
+from nnlo_common.cluster.transport._endpoint import Mail
 from nnlo_common.protocol import Lost
 from nnlo_common.search.messages._search_messages import (
     Alarm,

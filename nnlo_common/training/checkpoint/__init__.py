@@ -12,8 +12,8 @@ __all__ = [
     "Draft",
     "Entry",
     "Manifest",
-    "packed_tree",
     "SavedCheckpoint",
     "Store",
+    "packed_tree",
     "unpacked_tree",
 ]

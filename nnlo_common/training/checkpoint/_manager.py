@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._folder_lock import hold
-from nnlo_common.base._plural import plural
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._spans import span
-from nnlo_common.base._warnings import warn
+from nnlo_common.base._whole_files import hold
 from nnlo_common.cluster._aborting import advise, end_notes_in
 from nnlo_common.training._joining import launched
 from nnlo_common.training._rank_parts import say, speaks

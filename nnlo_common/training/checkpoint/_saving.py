@@ -16,9 +16,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from nnlo_common.base._errors import is_out_of_memory, warn
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._memory_errors import is_out_of_memory
-from nnlo_common.base._warnings import warn
 from nnlo_common.protocol import Answers, Handlers, Lost
 from nnlo_common.protocol import _checkpoint_round as rounds
 from nnlo_common.protocol._query_messages import (

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, is_out_of_memory, warn
 from nnlo_common.base._file_access import new_file, opened_folder, remove_tree
-from nnlo_common.base._memory_errors import is_out_of_memory
-from nnlo_common.base._warnings import warn
 from nnlo_common.training.checkpoint._manifest import (
     MANIFEST,
     DamagedError,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnlo_common.cluster._clocks import ClockOffset
-from nnlo_common.cluster._hosts import describe_here
+from nnlo_common.cluster._hosts import ClockOffset, describe_here
 from nnlo_common.training._readable_options import readable
 from nnlo_common.training._session import Session
 
