@@ -20,7 +20,6 @@ from nnlo_common.base._file_access import read_whole, readable_file
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
-from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
@@ -61,6 +60,7 @@ from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
+from nnlo_common.search._compat import OtherProject
 from nnlo_common.simulation import Advice
 from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._event_loop import Periodic
@@ -101,14 +101,12 @@ if TYPE_CHECKING:
     from nnlo_common.search._partition import agree, cut_teams
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
-    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator
-    from nnlo_common.search.coordinator._coordinator_loop import run_coordinator
+    from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
     from nnlo_common.search.coordinator._running_trial import RunningTrial
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
     from nnlo_common.search.coordinator._trial_source import TrialChooser, TrialSource
-    from nnlo_common.search.messages._connection import connect_search
+    from nnlo_common.search.messages._channels import Death, TeamMessage, connect_search
     from nnlo_common.search.messages._search_messages import End, Note, Start
-    from nnlo_common.search.messages._team_events import Death, TeamMessage
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -262,10 +260,10 @@ _LATER = {
     "advise_with": "nnlo_common.commands.advise._advising",
     "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
-    "connect_search": "nnlo_common.search.messages._connection",
+    "connect_search": "nnlo_common.search.messages._channels",
     "Coordinator": "nnlo_common.search.coordinator._coordinator",
     "cut_teams": "nnlo_common.search._partition",
-    "Death": "nnlo_common.search.messages._team_events",
+    "Death": "nnlo_common.search.messages._channels",
     "End": "nnlo_common.search.messages._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
@@ -274,7 +272,7 @@ _LATER = {
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "RatePlan": "nnlo_common.commands.train._rates",
     "run_block": "nnlo_common.search.block._block",
-    "run_coordinator": "nnlo_common.search.coordinator._coordinator_loop",
+    "run_coordinator": "nnlo_common.search.coordinator._coordinator",
     "running": "nnlo_common.commands.train._python_file",
     "RunningTrial": "nnlo_common.search.coordinator._running_trial",
     "RunPlan": "nnlo_common.commands.train._run_plan",
@@ -283,7 +281,7 @@ _LATER = {
     "split": "nnlo_common.search.block._folds",
     "Start": "nnlo_common.search.messages._search_messages",
     "Stopping": "nnlo_common.commands.train._stopping",
-    "TeamMessage": "nnlo_common.search.messages._team_events",
+    "TeamMessage": "nnlo_common.search.messages._channels",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
     "Trainer": "nnlo_common.commands.train._trainer",
     "TrialChooser": "nnlo_common.search.coordinator._trial_source",

@@ -8,18 +8,15 @@ Must not know: models, training, MPI.
 
 from __future__ import annotations
 
-from nnlo_common.data._batches import Batches
-from nnlo_common.data._blocks import Blocks, portion
+from nnlo_common.data._batches import Batches, Prefetch
+from nnlo_common.data._blocks import MOST_PASSES, Blocks, epoch_order, lacks_one, portion, share
 from nnlo_common.data._file_batches import BatchOptions, FileBatches
 from nnlo_common.data._file_source import FileSource, HDF5Source, Reading
 from nnlo_common.data._listing import Files, list_files
-from nnlo_common.data._order import MOST_PASSES, epoch_order, lacks_one, share
-from nnlo_common.data._prefetch import Prefetch
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
 from nnlo_common.data._standard import Standard
-from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
-from nnlo_common.data.leasing._ledger import Leases
+from nnlo_common.data.leasing._ledger import WAIT, Lease, Leases, Unanswered
 from nnlo_common.data.leasing._reader import LeasedBatches
 
 __all__ = [

@@ -19,16 +19,15 @@ from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
 from nnlo_common.base._spans import recorder, stage
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
-from nnlo_common.data._requests import NamedColumns, requests
-from nnlo_common.data._selection import Selection
+from nnlo_common.data._selection import NamedColumns, Selection, requests
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data._standard import Moments, Standard, leaves_of
 from nnlo_common.data.formats._format import HOW, FileInfo, Format, OpenFiles, inspect_files, shown
 from nnlo_common.data.formats._found import format_of
-from nnlo_common.data.formats._ragged import fill_padded
+from nnlo_common.data.formats._table import fill_padded
 from nnlo_common.data.hdf5._format import HDF5
-from nnlo_common.data.leasing._ranges import Range
+from nnlo_common.data.leasing._ledger import Range
 
 __all__ = ["Adaptor", "FileSource", "HDF5Source", "Names", "Reading"]
 

@@ -41,8 +41,7 @@ from nnlo_common.inference._running import (
     together,
 )
 from nnlo_common.inference._structure import Named, named_arrays
-from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, per_axis
-from nnlo_common.inference._volumes import Volume, opened_volume
+from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, Volume, opened_volume, per_axis
 from nnlo_common.inference.sinks import PieceWriter, Region, Sink, Whole, ZarrSink
 
 __all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]

@@ -14,8 +14,7 @@ from nnlo_common.testing._schedules import (
     Schedule,
 )
 from nnlo_common.testing._training import VirtualRun, train_virtually
-from nnlo_common.testing._virtual import VirtualCluster
-from nnlo_common.testing._virtual_tree import VirtualTree, tree_machines
+from nnlo_common.testing._virtual import VirtualCluster, VirtualTree, tree_machines
 
 __all__ = [
     "ByTime",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from nnlo_common import ConfigurationError
 from nnlo_common.data import Batches, FileSource
 from nnlo_common.data import _memory_cache as caches
-from nnlo_common.data._host_memory import HostMemory
+from nnlo_common.data._memory_cache import HostMemory
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
 

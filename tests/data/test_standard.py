@@ -13,7 +13,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.data import FileSource, Standard
 from nnlo_common.data._standard import Moments, as_lists, from_lists
 from nnlo_common.data.formats._format import Ragged
-from nnlo_common.data.formats._ragged import fill_padded
+from nnlo_common.data.formats._table import fill_padded
 
 
 def scaled(array):

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nnlo_common.base._spans import Spans
-from nnlo_common.data import _prefetch
+from nnlo_common.data import _batches
 from nnlo_common.testing import MemoryCluster, _memory
 from nnlo_common.training.report import _facts_writer
 
@@ -65,7 +65,7 @@ class VirtualTime:
         monkeypatch.setattr(_facts_writer, "Spans", functools.partial(Spans, clock=self.now))
         monkeypatch.setattr(_facts_writer, "time", SimpleNamespace(perf_counter=self.now))
         thread = functools.partial(_Thread, self)
-        monkeypatch.setattr(_prefetch, "threading", SimpleNamespace(Thread=thread))
+        monkeypatch.setattr(_batches, "threading", SimpleNamespace(Thread=thread))
         inboxes = SimpleNamespace(SimpleQueue=functools.partial(_Inbox, self), Empty=queue.Empty)
         monkeypatch.setattr(_memory, "queue", inboxes)
 

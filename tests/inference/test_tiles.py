@@ -15,8 +15,7 @@ from nnlo_common.inference import TileOptions, infer_over_tiles
 from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._tile_plan import planned_tiles
 from nnlo_common.inference._tile_run import TileRun, run_of
-from nnlo_common.inference._tiles import Tiling, cuts_of
-from nnlo_common.inference._volumes import Volume, opened_volume
+from nnlo_common.inference._tiles import Tiling, Volume, cuts_of, opened_volume
 from nnlo_common.testing import InjectedFault
 from tests.helpers.threads import no_new_threads, on_ranks
 

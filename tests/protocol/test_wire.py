@@ -19,7 +19,7 @@ from nnlo_common.base._flat_vector import PRESENT, FlatVector, Frame
 from nnlo_common.base._layout import laid_out
 from nnlo_common.protocol import Kind, Message, Received, Server, Wire
 from nnlo_common.testing import MemoryCluster, RandomOrder, VirtualTree, train_virtually
-from nnlo_common.testing._virtual_tree import tree_machines
+from nnlo_common.testing._virtual import tree_machines
 from nnlo_common.training._participant import Participant
 
 WIRES = ("bfloat16", "float16", "int8", "topk")

@@ -12,6 +12,7 @@ from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
 from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
+from nnlo_common.search.messages._channels import Death
 from nnlo_common.search.messages._search_messages import (
     Done,
     End,
@@ -20,7 +21,6 @@ from nnlo_common.search.messages._search_messages import (
     RequestAnswer,
     Start,
 )
-from nnlo_common.search.messages._team_events import Death
 from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

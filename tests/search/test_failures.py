@@ -11,8 +11,7 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, DivergedError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._failure_kinds import kind_of
-from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, kind_of
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from nnlo_common import ProtocolError
 from nnlo_common.protocol import Lost
 from nnlo_common.search.messages import _search_messages as messages
-from nnlo_common.search.messages._coordinator_channel import CoordinatorChannel
-from nnlo_common.search.messages._rank_channel import RankChannel
+from nnlo_common.search.messages._channels import CoordinatorChannel, RankChannel
 from nnlo_common.search.messages._search_messages import Done, RequestAnswer, from_text, to_text
 
 KINDS = [

@@ -16,10 +16,9 @@ from optuna.samplers import GPSampler, RandomSampler, TPESampler
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
 from nnlo_common.search.coordinator._trial_results import FOLDS, SECONDS
-from nnlo_common.search.samplers._bayesian import BayesianSampler
+from nnlo_common.search.samplers._bayesian import BayesianSampler, noise_of_means
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
-from nnlo_common.search.samplers._fold_noise import noise_of_means
 from nnlo_common.search.samplers._names import SAMPLERS
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

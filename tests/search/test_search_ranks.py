@@ -17,7 +17,8 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
-from nnlo_common.search.journal._packed_trial import packed
+from nnlo_common.search.journal._journal import packed
+from nnlo_common.search.messages._channels import Death
 from nnlo_common.search.messages._search_messages import (
     Choose,
     Done,
@@ -28,7 +29,6 @@ from nnlo_common.search.messages._search_messages import (
     from_text,
     to_text,
 )
-from nnlo_common.search.messages._team_events import Death
 from nnlo_common.search.samplers._replica import Replica
 from nnlo_common.testing import InjectedFault
 from tests.helpers.searches import study_coordinator

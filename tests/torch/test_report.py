@@ -127,7 +127,7 @@ def test_waits_within_a_group_are_no_computing(servers, size, tmp_path):
 @pytest.mark.parametrize("name", ["gather", "add_up", "broadcast", "gather_bytes"])
 def test_every_wait_of_a_lead_for_its_group_and_its_queries_is_seen(name, tmp_path, monkeypatch):
     """A lead that is slow in one of the group's operations has waited, wherever it is called."""
-    from nnlo_common.testing._memory_group import MemoryGroup
+    from nnlo_common.testing._memory import MemoryGroup
 
     plain, slept = getattr(MemoryGroup, name), {}
 

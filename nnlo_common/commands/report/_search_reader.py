@@ -89,8 +89,7 @@ def read_search(path: Path) -> SearchFiles:
 
 
 def _of_journal(path: Path) -> SearchFiles:
-    from nnlo_common.search.journal._journal import read_journal
-    from nnlo_common.search.journal._kept_trials import refusing
+    from nnlo_common.search.journal._journal import read_journal, refusing
 
     directions, kept = read_journal(path)
     if len(directions) > 1:

@@ -35,7 +35,32 @@ from nnlo_common.data.formats._format import (
     wrong_path,
 )
 
-__all__ = ["Column", "Piece", "Table", "TableFormat"]
+__all__ = ["Column", "Piece", "Table", "TableFormat", "fill_padded"]
+
+# -- rows of unequal length, brought to one length -----------------------------------------------------
+
+
+def fill_padded(rows: Ragged, pad: int, out: Array) -> None:
+    """Fill an array with the first `pad` entries of each row, and zeros after them.
+
+    Example:
+        >>> out = np.empty((3, 2))
+        >>> fill_padded(Ragged(np.arange(4.0), np.array([1, 0, 3])), 2, out)
+        >>> out.tolist()
+        [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
+    """
+    content, counts = rows
+    if len(counts) != len(out) or (counts < 0).any() or counts.sum() != len(content):
+        raise ConfigurationError(
+            f"the counts of {len(counts)} rows, {int(counts.sum())} entries in all, do not fit {len(out)} "
+            f"rows of {len(content)} entries"
+        )
+    place = np.arange(pad)
+    there = place < counts[:, None]
+    first = np.cumsum(counts) - counts
+    out[...] = 0
+    out[there] = content[(first[:, None] + place)[there]]
+
 
 # Bytes of decoded pieces that an open file keeps, besides the last one of each column.
 _KEPT_BYTES = 2**26

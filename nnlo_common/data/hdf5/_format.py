@@ -10,8 +10,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._format import FileInfo, OpenedFile, Ragged
-from nnlo_common.data.hdf5._inspection import inspect_file, names_of
-from nnlo_common.data.hdf5._opened_files import open_file
+from nnlo_common.data.hdf5._inspection import inspect_file, names_of, open_file
 
 __all__ = ["HDF5", "OpenHDF5"]
 

@@ -3,19 +3,176 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import logging
 import math
+import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.base._errors import ConfigurationError, MissingExtraError, NNLOError
 from nnlo_common.data._source import Field
-from nnlo_common.data.formats._format import HOW, LARGEST_SAMPLE, NUMBERS, FileInfo, shown
-from nnlo_common.data.hdf5._opened_files import open_file
-from nnlo_common.data.hdf5._sources import check_sources, is_special
+from nnlo_common.data.formats._format import HOW, LARGEST_SAMPLE, NUMBERS, FileInfo, shown, wrong_path
 
-__all__ = ["inspect_file", "names_of"]
+__all__ = ["check_sources", "inspect_file", "is_special", "names_of", "open_file"]
+
+# -- opening HDF5 files, with errors that name the file and the remedy ---------------------------------
+
+_LOG = logging.getLogger(__name__)
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+
+
+def open_file(path: str, locking: bool | None = None) -> Any:
+    """Open a file for reading, as an h5py.File.
+
+    Args:
+        path: of the file.
+        locking: passed to h5py; None: lock the file if the file system has locks.
+
+    Raises:
+        ConfigurationError: the file cannot be opened.
+        MissingExtraError: h5py is not installed.
+    """
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtraError("reading HDF5 files", "h5py", "hdf5") from None
+    # Opening a pipe would hang.
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises in a folder without permission
+        raise ConfigurationError(f"{path} {wrong_path(path, 'an HDF5 file', '.h5')}")
+    try:
+        try:
+            return h5py.File(path, "r", locking=locking)
+        except OSError as error:
+            if locking is not None or not _has_no_locks(error):
+                raise
+            _LOG.warning("%s: the file system has no locks; the file is opened with locking=False", path)
+            return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise ConfigurationError(f"{path} {_wrong_file(path, str(error), error.errno)}") from None
+
+
+def _has_no_locks(error: OSError) -> bool:
+    return error.errno in _NO_LOCKS or any(f"errno = {number}," in str(error) for number in _NO_LOCKS)
+
+
+def _wrong_file(path: str, text: str, number: int | None) -> str:
+    """Return why a file cannot be opened, and what to do; HDF5's messages only name its functions."""
+    if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        return "may not be read by this user (no permission); ask its owner for access (chmod a+r)"
+    if Path(path).stat().st_size == 0:
+        return "is empty (0 bytes); the program that wrote it failed, so make it again"
+    if "unable to lock" in text or number == errno.EAGAIN:
+        return (
+            "is locked: a program has it open for writing; wait until that ends. If no program has, or the "
+            "file system's locks do not work, pass locking=False"
+        )
+    if "truncated" in text:
+        return "is truncated: a part of it is missing; copy or make it again"
+    if "signature not found" in text:
+        return f"is not an HDF5 file: it begins with {_beginning(path)!r}; convert it or leave it out"
+    return f"cannot be opened ({text}); check it with h5ls, and if that fails too, make it again"
+
+
+def _beginning(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(12)
+
+
+# -- sources of virtual and external datasets: they must exist, be ordinary files, and not lead in a
+# circle.
+
+_DEEPEST = 16  # virtual datasets inside each other; as many as HDF5 follows links
+_MOST_BLOCKS = 100_000  # sources of a pattern
+
+#: A dataset under whatever name: device and number of its file, and its address there.
+_Identity: TypeAlias = tuple[int, int, int]
+
+
+def check_sources(path: str, dataset: Any, inside_of: tuple[_Identity, ...] = ()) -> None:
+    """Refuse data in missing files or datasets, for which HDF5 silently reads zeros, and data in itself.
+
+    Args:
+        path: of the file.
+        dataset: one of its datasets.
+        inside_of: the virtual datasets that lead to it; reading a circle of them ends the process.
+    """
+    for name, _, _ in dataset.external or ():
+        _check_file(path, dataset.name, name)
+    if not dataset.is_virtual:
+        return
+    here = _identity(dataset)
+    if here in inside_of or len(inside_of) >= _DEEPEST:
+        found = "its data in itself" if here in inside_of else f"over {_DEEPEST} sources inside each other"
+        raise ConfigurationError(
+            f"{path}: the virtual dataset {dataset.name} has {found}, which HDF5 cannot read; make it again"
+        )
+    chain = (*inside_of, here)
+    for one in dataset.virtual_sources():
+        for name, inside in _blocks(path, one.file_name, one.dset_name):
+            if name == ".":
+                _check_sources_of(dataset.file.get(inside), f"{inside!r} of this file", dataset, chain)
+            else:
+                _check_file(path, dataset.name, name)
+                with open_file(str(Path(path).parent / name)) as source:
+                    _check_sources_of(source.get(inside), f"{inside!r} of {name!r}", dataset, chain)
+
+
+def is_special(path: str, name: str) -> bool:
+    """Return whether the name exists beside `path` and is not an ordinary file."""
+    found = Path(path).parent / name
+    return found.exists() and not found.is_file()
+
+
+def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Identity, ...]) -> None:
+    import h5py
+
+    if not isinstance(found, h5py.Dataset):
+        raise ConfigurationError(
+            f"{dataset.file.filename}: {dataset.name} has its data in {label}, which does not exist; HDF5 "
+            "would read zeros, so make one of the two files again"
+        )
+    check_sources(found.file.filename, found, inside_of)
+
+
+def _check_file(path: str, dataset: str, name: str) -> None:
+    if not (Path(path).parent / name).exists():
+        raise ConfigurationError(
+            f"{path}: {dataset} has its data in {name!r}, which does not exist; HDF5 would read zeros, so "
+            "put that file there"
+        )
+    if is_special(path, name):
+        raise ConfigurationError(
+            f"{path}: {dataset} has its data in {name!r}, which is not an ordinary file; make it again"
+        )
+
+
+def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
+    """Yield the file and the dataset of a source; of a pattern with `%b` all that there are, from 0."""
+    if "%b" not in name + inside:
+        yield name, inside
+        return
+    for number in range(_MOST_BLOCKS):
+        file, dataset = name.replace("%b", str(number)), inside.replace("%b", str(number))
+        place = path if file == "." else str(Path(path).parent / file)
+        if not Path(place).exists():
+            return
+        with open_file(place) as source:
+            if dataset not in source:
+                return
+        yield file, dataset
+
+
+def _identity(dataset: Any) -> _Identity:
+    import h5py
+
+    status, found = Path(dataset.file.filename).stat(), h5py.h5o.get_info(dataset.id)
+    return status.st_dev, status.st_ino, found.addr
+
 
 _MANY_ROWS = 1_000_000  # fewer may be zeros on purpose
 

@@ -2,19 +2,253 @@
 
 from __future__ import annotations
 
+import enum
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final, TypeAlias
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.data.leasing._epoch import EpochRecord
-from nnlo_common.data.leasing._holder import Holder
-from nnlo_common.data.leasing._lease import WAIT, Lease, Unanswered
-from nnlo_common.data.leasing._ranges import Range, Ranges
 
-__all__ = ["Leases"]
+__all__ = ["EpochRecord", "Holder", "Lease", "Leases", "Range", "Ranges", "Unanswered", "WAIT"]
+
+# -- lease: the answer to a worker that asks for positions of an epoch ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The positions [start, stop) of an epoch, for one worker alone.
+
+    Attributes:
+        epoch: the epoch of the positions. It may be earlier than the one the worker asked about: then
+            another worker died with them.
+        start: the first position.
+        stop: the one after the last.
+
+    Example:
+        >>> lease = Lease(epoch=0, start=6, stop=9)
+        >>> lease.size, "abcdefghij"[lease.start : lease.stop]
+        (3, 'ghi')
+    """
+
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The number of positions."""
+        return self.stop - self.start
+
+
+class Unanswered(enum.Enum):
+    """An answer that comes later, see `Leases.answers`."""
+
+    WAIT = "nothing is free, but another worker holds positions that come back if it dies"
+
+
+WAIT: Final = Unanswered.WAIT
+
+
+# -- record of one worker in the ledger of leases ------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Holder:
+    """The ledger's record of a living worker.
+
+    Attributes:
+        epoch: the epoch it asked about last.
+        leases: its leases, in the order of use.
+        used: positions it has used in this epoch. The last lease counts in full, the one before by half, and
+            so on, so that a worker that becomes slow soon shows.
+        seen: positions that all workers together used during its leases, weighted alike. `used / seen` is its
+            share of the work, measured without a clock.
+
+    Example:
+        >>> worker = Holder(epoch=1, used=30, seen=90)
+        >>> worker.most(120, unit=4), worker.most(600, unit=4)  # half of its third; 3/2 of what it used
+        (20, 44)
+        >>> worker.take(Lease(1, 0, 20))
+        >>> worker.state()
+        {'epoch': 1, 'leases': [[1, 0, 20]], 'used': 15, 'seen': 45}
+    """
+
+    epoch: int = 0
+    leases: list[Lease] = field(default_factory=list)
+    used: int = 0
+    seen: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of positions in its leases."""
+        return sum(lease.size for lease in self.leases)
+
+    def turn_to(self, epoch: int) -> None:
+        """Record the epoch that it asks about; a new epoch resets its counts."""
+        # Old counts mislead: while a worker uses the last leases of an epoch, the others are idle.
+        if epoch != self.epoch:
+            self.epoch, self.used, self.seen = epoch, 0, 0
+
+    def most(self, left: int, unit: int) -> int:
+        """Return the size of its next lease, in whole units: one unit, before it has used any."""
+        # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with the measured share for 1/p. The share
+        # is halved because others' leases count only when they end: even if it is twice the true share, no
+        # worker is late. Small leases measure it badly, so a lease may only about double the last one; then
+        # none takes much longer than all before it, however slow the worker is.
+        half = min(left * self.used // max(self.seen, 1), 3 * self.used) // 2
+        return max(half // unit, 1) * unit
+
+    def take(self, lease: Lease) -> None:
+        """Add a lease, and halve the counts; rounded up, so that small counts do not vanish."""
+        self.leases.append(lease)
+        self.used, self.seen = (self.used + 1) // 2, (self.seen + 1) // 2
+
+    def holds_of(self, epoch: int) -> bool:
+        """Return whether any of its leases is of this epoch or an earlier one."""
+        return any(lease.epoch <= epoch for lease in self.leases)
+
+    def state(self) -> State:
+        """Return the record, for a checkpoint."""
+        leases = [list(astuple(lease)) for lease in self.leases]
+        return {"epoch": self.epoch, "leases": leases, "used": self.used, "seen": self.seen}
+
+    @classmethod
+    def of(cls, owner: str, state: Mapping[str, Any]) -> Holder:
+        """Return the holder that returned `state`."""
+        require(owner, state, epoch=int, leases=[[int]], used=int, seen=int)
+        leases = [Lease(*lease) for lease in state["leases"]]
+        return cls(state["epoch"], leases, state["used"], state["seen"])
+
+
+# -- sets of whole numbers as ranges: the free, used or owed positions of an epoch ---------------------
+
+Range: TypeAlias = tuple[int, int]
+
+
+class Ranges:
+    """A set of whole numbers, held as sorted ranges [start, stop) that neither touch nor overlap.
+
+    Attributes:
+        total: the number of elements.
+
+    Example:
+        >>> ranges = Ranges([(0, 3), (5, 9)])
+        >>> ranges.add(3, 5)
+        >>> list(ranges), ranges.take(4), list(ranges)
+        ([(0, 9)], (0, 4), [(4, 9)])
+    """
+
+    __slots__ = ("_ranges", "total")
+
+    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+        self._ranges: list[Range] = []
+        self.total = 0
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def __iter__(self) -> Iterator[Range]:
+        return iter(self._ranges)
+
+    def __contains__(self, number: int) -> bool:
+        return any(start <= number < stop for start, stop in self._ranges)
+
+    def add(self, start: int, stop: int) -> None:
+        """Add the numbers from `start` up to `stop`; an empty range changes nothing.
+
+        Raises:
+            ValueError: the range runs backwards, or a number is in already.
+        """
+        if start == stop:
+            return
+        at = bisect_left(self._ranges, (start, stop))
+        before, after = self._ranges[max(at - 1, 0) : at], self._ranges[at : at + 1]
+        if start > stop or (before and before[0][1] > start) or (after and after[0][0] < stop):
+            raise ValueError(
+                f"[{start}, {stop}) runs backwards or is in already, at least partly: {self._ranges}"
+            )
+        self.total += stop - start
+        first, last = at, at
+        if before and before[0][1] == start:
+            first, start = at - 1, before[0][0]
+        if after and after[0][0] == stop:
+            last, stop = at + 1, after[0][1]
+        self._ranges[first:last] = [(start, stop)]
+
+    def take(self, most: int) -> Range | None:
+        """Remove up to `most` numbers from the first range, and return them as a range."""
+        if not self._ranges:
+            return None
+        start, end = self._ranges[0]
+        stop = min(start + most, end)
+        self._ranges[:1] = [(stop, end)] if stop < end else []
+        self.total -= stop - start
+        return start, stop
+
+
+# -- record of one epoch in the ledger of leases: the status of each position --------------------------
+
+
+class EpochRecord:
+    """The positions of one epoch that no worker holds.
+
+    Attributes:
+        free: available to workers that ask about this epoch.
+        owed: lost with a dead worker; available to workers that ask about this epoch or a later one.
+        used: reported as used.
+
+    Example:
+        >>> record = EpochRecord(10)
+        >>> record.take(4, late=False), record.take(4, late=True), list(record.free)
+        ((0, 4), None, [(4, 10)])
+    """
+
+    __slots__ = ("free", "owed", "size", "used")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.free, self.owed, self.used = Ranges([(0, size)]), Ranges(), Ranges()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every position was used."""
+        return self.used.total == self.size
+
+    def left(self, *, late: bool) -> int:
+        """Return the number of positions available to a worker in this epoch, or in a later one (`late`)."""
+        return self.owed.total + (0 if late else self.free.total)
+
+    def take(self, most: int, *, late: bool) -> Range | None:
+        """Remove and return up to `most` positions in a row; owed ones first, as they have waited longest."""
+        part = self.owed.take(most)
+        return self.free.take(most) if part is None and not late else part
+
+    def unused(self, held: Iterable[Range] = ()) -> list[Range]:
+        """Return all unused positions, including those that workers hold (`held`)."""
+        return list(Ranges(sorted([*self.free, *self.owed, *held])))
+
+    def validate(self, held: Iterable[Range]) -> None:
+        """Check that each position is exactly one of free, owed, used or held."""
+        parts = sorted([*self.free, *self.owed, *self.used, *held])
+        stops = [0, *(stop for _, stop in parts)]
+        if [start for start, _ in parts] + [self.size] != stops:
+            raise AssertionError(f"broken invariant: {parts} have each of {self.size} positions once")
+
+    def state(self) -> State:
+        """Return the status of each position."""
+        return {name: [list(part) for part in getattr(self, name)] for name in ("free", "owed", "used")}
+
+    @classmethod
+    def of(cls, size: int, owner: str, state: Mapping[str, Any]) -> EpochRecord:
+        """Return the object that returned `state`."""
+        require(owner, state, free=[[int]], owed=[[int]], used=[[int]])
+        record = cls(size)
+        record.free, record.owed, record.used = (Ranges(state[name]) for name in ("free", "owed", "used"))
+        return record
+
 
 _REMEMBERED = 8  # epochs kept that every worker abandoned unfinished
 OWNER = "the leases"  # in errors about saved states

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from nnlo_common.data._batches import Batches
-from nnlo_common.data.leasing._lease import Lease
+from nnlo_common.data.leasing._ledger import Lease
 
 __all__ = ["LeasedBatches"]
 

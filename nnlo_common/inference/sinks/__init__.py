@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nnlo_common.inference.sinks._hdf5 import HDF5Sink
-from nnlo_common.inference.sinks._memory import MemorySink
 from nnlo_common.inference.sinks._npy import NpySink
-from nnlo_common.inference.sinks._sink import PieceWriter, Region, Regions, Sink, Whole
+from nnlo_common.inference.sinks._sink import MemorySink, PieceWriter, Region, Regions, Sink, Whole
 from nnlo_common.inference.sinks._zarr import ZarrSink
 
 __all__ = [

@@ -17,19 +17,194 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
-from nnlo_common.search.coordinator._elastic import ElasticPolicy
-from nnlo_common.search.coordinator._roster import Roster
+from nnlo_common.base._signals import Interrupts
 from nnlo_common.search.coordinator._running_trial import RunningTrial
 from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.search.coordinator._trial_source import TrialSource
+from nnlo_common.search.messages._channels import CoordinatorChannel, Death, TeamMessage
 from nnlo_common.search.messages._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage
-from nnlo_common.search.messages._team_events import Death, TeamMessage
 
-__all__ = ["SIGNAL", "Coordinator"]
+__all__ = ["Coordinator", "ElasticPolicy", "Roster", "SIGNAL", "check_interrupts", "run_coordinator"]
+
+# -- roster of the blocks, their teams, and the trial that each team trains; pure, like the coordinator.
+# A team is the ranks that train one fold together. A block, which gets a whole trial, is one team or one
+# team per fold. At the end of a search teams may unite under the number of the first; they part when one
+# of their ranks dies or they fail together.
+
+
+class Roster:
+    """The teams of all blocks.
+
+    Attributes:
+        count: the number of teams at the start.
+        training: by team, the trial it trains a fold of.
+
+    Args:
+        blocks: the number of blocks.
+        teams: teams per block.
+
+    Example:
+        >>> roster = Roster(blocks=3, teams=1)
+        >>> roster.unite(0, [1, 2])
+        >>> roster.living, roster.strength(0), roster.news(0), roster.news(0)
+        ([0], 3, (0, 1, 2), ())
+        >>> roster.lose(1), roster.living
+        (0, [0, 2])
+    """
+
+    def __init__(self, blocks: int, teams: int) -> None:
+        self.count, self._each = blocks * teams, teams
+        self.training: dict[int, RunningTrial] = {}
+        self._made_of = {team: [team] for team in range(self.count)}
+        self._teams = {block: [block * teams + index for index in range(teams)] for block in range(blocks)}
+        self._incomplete: set[int] = set()
+        self._changed: set[int] = set()
+
+    @property
+    def living(self) -> list[int]:
+        """The blocks that have teams, none of which lost a rank."""
+        return [
+            block
+            for block, teams in self._teams.items()
+            if teams and not self._incomplete.intersection(teams)
+        ]
+
+    @property
+    def idle(self) -> list[int]:
+        """The living blocks that train nothing."""
+        return [block for block in self.living if not self.training.keys() & self._teams[block]]
+
+    @property
+    def idle_teams(self) -> list[int]:
+        """The teams of living blocks that train nothing."""
+        teams = (team for block in self.living for team in self._teams[block])
+        return [team for team in teams if team not in self.training]
+
+    def teams(self, block: int) -> list[int]:
+        """Return the teams of a block."""
+        return self._teams[block]
+
+    def blocks_of(self, team: int) -> set[int]:
+        """Return the blocks that a team's ranks came from."""
+        return {one // self._each for one in self._made_of[team]}
+
+    def strength(self, team: int) -> int:
+        """Return how many original teams are in a team."""
+        return len(self._made_of[team])
+
+    def news(self, team: int) -> tuple[int, ...]:
+        """Return the original teams in a team, once after each change; else nothing."""
+        if team not in self._changed:
+            return ()
+        self._changed.discard(team)
+        return tuple(self._made_of[team])
+
+    def unite(self, team: int, others: Sequence[int]) -> None:
+        """Unite teams under the number of the first."""
+        for other in others:
+            self._teams[other // self._each].remove(other)
+            self._made_of[team] += self._made_of.pop(other)
+            self._changed.add(team)
+
+    def lose(self, team: int) -> int:
+        """Record a death in an original team; return the team that now contains it.
+
+        If that is a united team, it parts.
+        """
+        self._incomplete.add(team)
+        whole = next(one for one, made_of in self._made_of.items() if team in made_of)
+        self.part(whole)
+        return whole
+
+    def part(self, team: int) -> None:
+        """Split a united team into its original teams."""
+        for one in self._made_of[team][1:]:
+            self._made_of[one] = [one]
+            self._teams[one // self._each].append(one)
+            self._changed |= {team, one}
+        self._made_of[team] = [team]
+
+
+# -- elastic end of a search: when nothing is left to begin, idle teams help running trials ------------
+#     a waiting fold     is trained by an idle team
+#     a running fold     is recalled: its team leaves after its next checkpoint and resumes with idle teams
+#
+# Help goes to the trial with the fewest ranks; among equals to the one that began last, which has most
+# left to do. A trial about to end is not recalled, because a restart takes time too. After a death no
+# team is recalled: MPI cannot split a communicator that has dead ranks.
+
+# A trial is about to end after this share of the longest trial's time.
+_ENDS_SOON = 0.75
+# Failures that the added ranks did not cause.
+_FAILS_ANYWAY = ("died", "NaN")
+
+
+class ElasticPolicy:
+    """Decides which idle teams help which trial.
+
+    Args:
+        roster: the teams.
+        time_left: how long trials take.
+    """
+
+    def __init__(self, roster: Roster, time_left: TimeLeft) -> None:
+        self._roster, self._time = roster, time_left
+        self._recalled: set[int] = set()
+        self._failed_with_helpers: set[int] = set()  # numbers of trials; they get no more helpers
+        self._rank_died = False
+
+    def folds(self, trials: Iterable[RunningTrial]) -> list[tuple[int, RunningTrial]]:
+        """Pair idle teams with trials that have a waiting fold."""
+        waiting = [running for running in trials for _ in running.waiting]
+        return list(zip(self._roster.idle_teams, waiting, strict=False))
+
+    def recalls(self, now_s: float) -> list[int]:
+        """Return the teams to recall so that idle teams can join them; at most as many as are idle."""
+        wanted = 0 if self._rank_died else len(self._roster.idle_teams) - len(self._recalled)
+        training = self._roster.training.items()
+        helped = sorted(
+            (self._roster.strength(team), -running.began_s, team)
+            for team, running in training
+            if team not in self._recalled and self._needs_help(running, now_s)
+        )
+        teams = [team for _, _, team in helped[: max(0, wanted)]]
+        self._recalled.update(teams)
+        return teams
+
+    def joining(self, team: int) -> list[int]:
+        """Return the idle teams that join a recalled team; leave a share for recalled teams still to come."""
+        idle, leaving = [one for one in self._roster.idle_teams if one != team], max(1, len(self._recalled))
+        self._recalled.discard(team)
+        if self._rank_died:
+            return []
+        return idle[: math.ceil(len(idle) / leaving)]
+
+    def ended(self, team: int, running: RunningTrial, message: Done) -> bool:
+        """Handle the end of a team's run; return whether to restart it without the teams that joined it.
+
+        A training may fail only because it cannot use so many ranks; a failure without helpers counts.
+        """
+        self._recalled.discard(team)
+        helped = self._roster.strength(team) > 1 and message.state == "failed" and not running.halted
+        if not helped or message.failure in _FAILS_ANYWAY:
+            return False
+        self._failed_with_helpers.add(running.trial.number)
+        self._roster.part(team)
+        return True
+
+    def report_death(self) -> None:
+        """Recall no more teams, because a rank died."""
+        self._rank_died = True
+
+    def _needs_help(self, running: RunningTrial, now_s: float) -> bool:
+        if running.halted or running.trial.number in self._failed_with_helpers:
+            return False
+        return not _ENDS_SOON * self._time.longest_s < now_s - running.began_s < self._time.longest_s
+
 
 #: Reason given when a signal interrupted trials that the next start trains again.
 SIGNAL = "a signal (SIGTERM or SIGUSR1) has come"
@@ -313,3 +488,32 @@ def _nan_as_failure(message: Done) -> Done:
         return message
     said = f"the objective returned NaN: {message.values}"
     return Done(message.run, "failed", error=said, failure="NaN")
+
+
+# -- event loop of the coordinator's rank: passes messages, deaths, signals and time to the state machine.
+
+# How often the coordinator checks the clock and signals while no message arrives.
+_LOOK_EVERY_S = 0.2
+# Choose trials ahead only after this much silence: a block that begins asks for one parameter after another
+# and must not wait for a choice in between.
+_QUIET_S = 5e-3
+
+
+def check_interrupts(coordinator: Coordinator, interrupts: Interrupts) -> list[TeamMessage]:
+    """Interrupt running trials after a signal or at the time limit."""
+    return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
+
+
+def run_coordinator(coordinator: Coordinator, channel: CoordinatorChannel, interrupts: Interrupts) -> None:
+    """Run the coordinator until the search is over."""
+    channel.deliver(coordinator.begin())
+    while not coordinator.over:
+        event = channel.receive(_QUIET_S)
+        if event is None and coordinator.think():
+            continue
+        event = event or channel.receive(_LOOK_EVERY_S)
+        if isinstance(event, Death):
+            channel.deliver(coordinator.lost(event))
+        elif event is not None:
+            channel.deliver(coordinator.handle(*event))
+        channel.deliver(check_interrupts(coordinator, interrupts))

@@ -12,9 +12,9 @@ from nnlo_common.base._errors import NNLOError
 from nnlo_common.search._compat import chosen_together, number_in, storage_of
 from nnlo_common.search.coordinator._look_ahead import LookAhead
 from nnlo_common.search.coordinator._parameter_choice import LocalChooser
-from nnlo_common.search.journal._packed_trial import packed, unpacked_parameters
+from nnlo_common.search.journal._journal import packed, unpacked_parameters
+from nnlo_common.search.messages._channels import TeamMessage
 from nnlo_common.search.messages._search_messages import Choose, Chosen
-from nnlo_common.search.messages._team_events import TeamMessage
 
 __all__ = ["RemoteChooser"]
 

@@ -38,8 +38,8 @@ from nnlo_common.search.coordinator._trial_results import (
     tell,
 )
 from nnlo_common.search.coordinator._trial_source import TrialSource
-from nnlo_common.search.journal._journal import SearchRecord
-from nnlo_common.search.journal._packed_trial import packed
+from nnlo_common.search.journal._journal import SearchRecord, packed
+from nnlo_common.search.messages._channels import Death, TeamMessage
 from nnlo_common.search.messages._search_messages import (
     Done,
     Note,
@@ -50,7 +50,6 @@ from nnlo_common.search.messages._search_messages import (
     Start,
     TrialReport,
 )
-from nnlo_common.search.messages._team_events import Death, TeamMessage
 from nnlo_common.search.samplers._seeding import seed_of
 
 __all__ = ["RETRY_OF", "StudyCallback", "StudyTrials", "known_to_all"]

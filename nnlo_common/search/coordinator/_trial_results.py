@@ -17,7 +17,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import Trial, TrialState
 
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, DivergedError, is_out_of_memory
 
 __all__ = [
     "ERROR",
@@ -30,10 +30,26 @@ __all__ = [
     "SECONDS",
     "SPREAD",
     "keep_folds",
+    "kind_of",
     "log_best",
     "mean",
     "tell",
 ]
+
+# -- kinds of failure: tells out-of-memory and divergence from all other errors ------------------------
+
+
+def kind_of(error: BaseException) -> str:
+    """Return "out of memory", "diverged" or "error".
+
+    Example:
+        >>> kind_of(MemoryError()), kind_of(RuntimeError("CUDA error: out of memory")), kind_of(ValueError())
+        ('out of memory', 'out of memory', 'error')
+    """
+    if is_out_of_memory(error):
+        return "out of memory"
+    return "diverged" if isinstance(error, DivergedError) else "error"
+
 
 #: User attribute: the error of a failed trial.
 ERROR = "nnlo:error"

@@ -11,8 +11,8 @@ from typing import Any
 
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search.coordinator._running_trial import RunningTrial
+from nnlo_common.search.messages._channels import Death, TeamMessage
 from nnlo_common.search.messages._search_messages import Chosen, Done, SearchMessage, Start
-from nnlo_common.search.messages._team_events import Death, TeamMessage
 
 __all__ = ["TrialChooser", "TrialSource"]
 

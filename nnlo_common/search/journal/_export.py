@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._whole_files import usable
 from nnlo_common.search._compat import has_no_name, study_number
-from nnlo_common.search.journal._packed_trial import end_in
+from nnlo_common.search.journal._journal import end_in
 
 __all__ = ["Export", "exportable"]
 
