@@ -36,11 +36,6 @@ _SETTLED = 10
 # With more than this share of contributions shortened, and fully with twice as many, the training is at the
 # edge of stability, where a short memory of the momentum is the less stable one.
 _UNEASY = 0.08
-# An uneasy training makes steps down to this part of those of gain 1, at once ...
-_CAREFUL = 0.25
-# ... and in the long run smaller ones: a round of all workers changes their throttle by this exponent times
-# the difference between the unease and that which is borne.
-_THROTTLED, _BORNE = 0.04, 0.25
 # A signal below this part of the square is rounding.
 _TINY = 1e-12
 
@@ -81,7 +76,6 @@ class Gain(Stateful):
         dot: the running mean of their products: the signal.
         square: the running mean of their squares: signal and noise.
         braked: the running share of contributions that were shortened.
-        throttle: the factor of steps that an unstable training bears; 1 where nothing is wrong.
         before: the sampled coordinates of the last contribution.
 
     Args:
@@ -98,13 +92,12 @@ class Gain(Stateful):
         1.176
     """
 
-    saved = ("pairs", "seen", "dot", "square", "braked", "throttle", "before")
+    saved = ("pairs", "seen", "dot", "square", "braked", "before")
 
     def __init__(self, size: int, *, brake: float) -> None:
         self.brake = brake
         self.pairs = self.seen = 0
         self.dot = self.square = self.braked = 0.0
-        self.throttle = 1.0
         self.before: Vector = np.zeros(size, np.float32)
 
     @property
@@ -127,10 +120,7 @@ class Gain(Stateful):
     ) -> tuple[float, float]:
         """Take in a contribution; return by how much it is shortened, and the scale of its step.
 
-        A scale of 1 is a step of one process with one batch; gain / workers, at least 1 / workers while the
-        training is calm. At the edge of stability, where many contributions are shortened, these do not
-        raise the means any more, or the brake would let go just when gradients grow; and steps are smaller,
-        until it is calm.
+        A scale of 1 is a step of one process with one batch; gain / workers, at least 1 / workers.
 
         Args:
             sample: the sampled coordinates of the gradient.
@@ -152,13 +142,10 @@ class Gain(Stateful):
             return shorter, 1 / workers
         self.pairs += 1
         remembered = max(_REMEMBERED, 4 * workers)
-        unease = self.unease
-        share = (1 if shorter == 1 else 1 - unease) / min(self.pairs, remembered)
+        share = 1 / min(self.pairs, remembered)
         self.dot += share * (product - self.dot)
         self.square += share * (square - self.square)
-        self.throttle = min(1.0, self.throttle * math.exp(_THROTTLED / workers * (_BORNE - unease)))
-        scale = self.scale(workers, batches)
-        return shorter, self.throttle * (scale + unease * (_CAREFUL / workers - scale))
+        return shorter, self.scale(workers, batches)
 
     def scale(self, workers: int, batches: float) -> float:
         """Return gain / workers, for contributions that are means over `batches`."""

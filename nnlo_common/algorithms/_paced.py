@@ -121,6 +121,7 @@ class PacedOptimizer(Stateful):
         self.steps, self.bias, self._optimizer = 0, 1.0, optimizer
         self._bind()
         self._work = np.empty((2, min(size, _BLOCK)), np.float32)
+        self._size = size
         self._factors: list[tuple[slice, _Factors | None]] = [(slice(0, size), None)]
 
     def _bind(self) -> None:
@@ -136,6 +137,12 @@ class PacedOptimizer(Stateful):
         """Restore what `state` returned; the optimizer has loaded its own."""
         super().load(state)
         self._bind()
+
+    def forget(self) -> None:
+        """Forget the velocity, as at the start."""
+        self.velocity.fill(0)
+        self.bias = 1.0
+        self._factors = [(slice(0, self._size), None)]
 
     def begin(self, x: Vector, gradient: Vector, stretches: Sequence[Stretch], pace: Pace) -> PartWork:
         """Begin a commit; return what moves a part of `x` and makes that part of `gradient` the reply."""

@@ -100,6 +100,7 @@ class GainReport:
         worth_having: the number of workers at which each would do half of the work that it does alone; None:
             unknown.
         shortened: the share of the last contributions that were shortened.
+        retreats: how often the training was lost, and went back.
 
     Example:
         >>> GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02).gain
@@ -111,6 +112,7 @@ class GainReport:
     progress: float
     worth_having: float | None
     shortened: float
+    retreats: int = 0
 
     @property
     def gain(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
 from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, sampled_places, worth_having
 from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
+from nnlo_common.algorithms._retreat import Retreat
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
 from nnlo_common.base._flat_vector import PartWork, Vector
@@ -45,7 +47,7 @@ class SteadyCenter(DownpourCenter):
     takes_gradients: ClassVar[bool] = False  # it measures more of them itself
     saved = (
         *DownpourCenter.saved,
-        *("gain", "mean_gain", "metric", "paced", "progress", "work", "largest"),
+        *("gain", "mean_gain", "metric", "paced", "progress", "work", "largest", "retreat"),
     )
 
     def __init__(self, center: Vector, optimizer: Steerable, options: Steady, *, workers: int) -> None:
@@ -67,6 +69,12 @@ class SteadyCenter(DownpourCenter):
     def _begin_as(self, *, plain: bool) -> None:
         self.plain = plain
         self.paced = PacedOptimizer(self.center.size, self.steered, plain=plain)
+        self.retreat = self._new_retreat()
+
+    def _new_retreat(self) -> Retreat:
+        """Make what goes back; where workers step together none does: no gradient is late."""
+        never = self.plain or self.options.synchronous
+        return Retreat(self.center.size, Gain(0, brake=0) if never else self.gain)
 
     def share(self, size: int) -> None:
         """Take the sampled coordinates of the whole gradient, which workers send: one gain for all parts."""
@@ -74,6 +82,7 @@ class SteadyCenter(DownpourCenter):
             return
         self.sampled = sampled_places(size).size
         self.gain = Gain(self.sampled, brake=self.options.brake)
+        self.retreat = self._new_retreat()
         self.metric = SampledMetric(self.sampled if self.metric.square.size else 0)
 
     def attend(self, workers: int) -> None:
@@ -126,7 +135,10 @@ class SteadyCenter(DownpourCenter):
         self.paced.look_ahead(self.center, vector, whole)
 
     def _begin(self, contribution: Contribution) -> PartWork | None:
-        """Take the gain of a contribution; return what steps a part of the centre with it."""
+        """Take the gain of a contribution; return what steps a part of the centre with it.
+
+        A contribution that was computed at a place where the training was lost moves nothing.
+        """
         gradient = contribution.vector
         self.steered.follow(self.work[1])
         self.steered.prepare(gradient)
@@ -135,7 +147,15 @@ class SteadyCenter(DownpourCenter):
         kind = self._kind(stretches)
         metric = None if kind is None else self.metric.factors(kind, sample)
         batches = self._batches(contribution.weight)
+        if self.retreat.outdates(contribution.staleness):
+            return self._stand(gradient, stretches, batches)
+        self.retreat.keep(self.center, self.gain, workers=self.workers)
         shorter, scale = self.gain.see(sample, metric, workers=self.workers, batches=batches)
+        if self.retreat.needed(shorter, self.gain, workers=self.workers):
+            self.retreat.go_back(self.center, self.gain)
+            self.paced.forget()
+            return self._stand(gradient, stretches, batches)
+        scale *= self.retreat.throttle
         if kind is not None:
             self.metric.see(sample, kind, shorter)
         self.progress += scale / batches * contribution.weight
@@ -148,6 +168,13 @@ class SteadyCenter(DownpourCenter):
             np.multiply(gradient, np.float32(shorter), out=gradient)
         self.steered.step_scaled(self.center, gradient, scale)
         return None
+
+    def _stand(
+        self, gradient: Vector, stretches: Sequence[Stretch] | None, batches: float
+    ) -> PartWork | None:
+        """Return what moves no part of the centre, and makes the reply of it."""
+        self._count(batches, 0.0)
+        return None if stretches is None else partial(self.paced.look_ahead, self.center, gradient)
 
     def _begin_together(self, contributions: Sequence[Contribution]) -> PartWork | None:
         """Take the gain of contributions made together; return what steps a part with their mean."""
@@ -199,11 +226,11 @@ class SteadyCenter(DownpourCenter):
         if self.plain:
             return None
         found = self.mean_gain if self.options.synchronous else self.gain
-        return gain_report(found, self.living * self.members, self.work, self.gain.braked)
+        return gain_report(found, self.living * self.members, self.work, self.gain.braked, self.retreat.times)
 
 
 def gain_report(
-    found: Gain | MeanGain, workers: int, work: Sequence[float], shortened: float = 0.0
+    found: Gain | MeanGain, workers: int, work: Sequence[float], shortened: float = 0.0, retreats: int = 0
 ) -> GainReport:
     """Return how much work workers have done together.
 
@@ -212,10 +239,16 @@ def gain_report(
         workers: their number.
         work: batches done, and progress made.
         shortened: the share of contributions that were shortened.
+        retreats: how often the centre went back.
     """
     worth = worth_having(found.noise, found.signal) if found.signal > 0 else None
     return GainReport(
-        workers=workers, batches=work[0], progress=work[1], worth_having=worth, shortened=shortened
+        workers=workers,
+        batches=work[0],
+        progress=work[1],
+        worth_having=worth,
+        shortened=shortened,
+        retreats=retreats,
     )
 
 
@@ -313,7 +346,9 @@ class Steady(Algorithm):
     Adam and AdamW; with any other optimizer the gain scales its learning rates, and the momentum is left as
     it is.
 
-    Contributions longer than `brake` times the running root mean square are shortened to that.
+    Contributions longer than `brake` times the running root mean square are shortened to that. If they still
+    grow to many times that, the learning rate is too high for gradients that arrive late: the centre goes
+    back to where it was calm, and makes shorter steps for a while.
 
     Attributes:
         every: steps between exchanges; a contribution is the mean of their gradients.

@@ -70,7 +70,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"every": 3, "outer_learning_rate": 0.5, "outer_momentum": 0.6},
         {"every": 3, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     ],
-    "Steady": [{"every": 3, "memory": 1.5}, {"brake": 0.0}, {"brake": 0.7, "memory": 0.0}],
+    "Steady": [{"every": 3, "memory": 1.5}, {"brake": 0.0}, {"brake": 0.7, "memory": 0.0}, {"brake": 0.05}],
 }
 
 
@@ -157,6 +157,9 @@ def _single(wrapper: str) -> Iterator[Case]:
                 yield Case(wrapper=wrapper, options=options, optimizer=optimizer, pattern=pattern)
         yield Case(wrapper=wrapper, options={"synchronous": True}, weights=(1.0, 3.0), batches=(6, 6))
         yield Case(wrapper=wrapper, options={"synchronous": True}, optimizer="adam", servers=2)
+        for optimizer in OPTIMIZERS[wrapper]:  # a brake so tight that the training is lost again and again
+            yield Case(wrapper=wrapper, options={"brake": 0.05}, optimizer=optimizer, servers=2)
+            yield Case(wrapper=wrapper, options={"brake": 0.05, "lag": 1}, optimizer=optimizer)
     if wrapper in ("Synchronous", "LocalSGD", "DiLoCo"):
         options = {} if wrapper == "Synchronous" else {"every": 3}
         yield Case(wrapper=wrapper, options=options, batches=(6, 6))

@@ -130,12 +130,14 @@ class Steady(AGN):
 
     With W workers and a lag of L the delay is that of V = W (L + 1) workers; n the batches of a contribution.
     p <- min(1, brake sqrt(S / |g|^2)) g once 10 pairs are known; D, S: means of p p' and |p|^2, p' the last
-    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first. With the
-    unease u = calm below: the means take shortened ones with 1 - u of their share; then s <- t ((1 - u) s +
-    u / 4 V), t <- min(1, t exp(0.04 (1/4 - u) / V)).
+    one's; s = (n (S - D) + D) / ((S - D) / V + D) / V, between 1 / V and n; 1 / V for the first.
     1 / (1 - mu') = short + calm (long - short), long = 1 / (1 - mu), short = min(long, long / G + k (1 - 1 /
     G)), G = max(1, s V), calm from the share of shortened ones; nu = 1 - (1 - mu') / V.
     SGD: m <- nu m + s (1 - mu') / (1 - mu) p / V; c <- c - eta m; reply c - eta mu' V m.
+    Retreat: L <- L + (log2(|g| / |p|) - L) / 10. Where L > 2, or S is 64^2 times that kept with u > 0 and t >
+    1/100, c, D, S and the last p go back to those kept: of the start and of the 10th pair, or later where L
+    was below 0.3 and u 0, at the earliest 20 V contributions after the time before; m <- 0; t <- t / 2, of
+    all later s; gradients from before then move nothing. With u = 0 t <- min(1, t e^(1 / 100 V)).
     Adam: m <- nu m + (1 - nu) p; q = s m / (1 - prod nu) / (sqrt(v / (1 - 0.999^t)) + eps); products in
         Adam's metric.
     """
@@ -162,8 +164,10 @@ class Steady(AGN):
         self.v: Array | float = 0.0
         self.last: Array | None = None
         self.product = self.square = self.noise = self.signal = self.shortened = self.largest = 0.0
-        self.pairs = self.t = 0
+        self.pairs = self.t = self.since = 0
         self.decay = self.throttle = 1.0
+        self.strain, self.retreated, self.ahead = 0.0, -1, 0.0
+        self.kept: Any = None
 
     def quorum(self, behind: int) -> int:
         return behind if self.sync else 1
@@ -179,9 +183,35 @@ class Steady(AGN):
         (request,) = requests
         self.largest = max(self.largest, request.weight)
         batches = max(1.0, self.every * request.weight / self.largest)
+        if request.pulled_at <= self.retreated:
+            return c, [c - self.ahead]
+        known = "product", "square", "last", "pairs", "shortened"
+        now = {name: getattr(self, name) for name in known}
+        if self.kept is None:
+            self.kept = c.copy(), now
+        if not self.kept[1]["pairs"] and self.pairs >= 10:
+            self.kept = self.kept[0], now
+        if self.since >= 20 * delay and self.strain < 0.3 and self.shortened <= 0.08:
+            self.kept, self.since = (c.copy(), now), 0
         g, scale = self.scaled(request.payload, delay, batches)
-        c, ahead = self.paced(c, g, delay, scale)
-        return c, [ahead]
+        if self.brake:
+            long = np.sqrt((request.payload**2).sum() / (g**2).sum())
+            self.strain += (np.log2(long) - self.strain) / 10
+            self.since += 1
+        easy = self.shortened <= 0.08
+        if easy:
+            self.throttle = min(1.0, self.throttle * np.exp(0.01 / delay))
+        grown = self.kept[1]["pairs"] > 0 and self.square > 64**2 * self.kept[1]["square"]
+        if self.strain > 2 or (grown and not easy and self.throttle > 0.01):
+            c, before = self.kept[0].copy(), self.kept[1]
+            for name in known:
+                setattr(self, name, before[name])
+            self.throttle, self.strain, self.since, self.retreated = self.throttle / 2, 0.0, 0, clock
+            self.m, self.decay, self.ahead = 0.0 * c, 1.0, 0.0
+            return c, [c]
+        moved, ahead = self.paced(c, g, delay, self.throttle * scale)
+        self.ahead = moved - ahead
+        return moved, [ahead]
 
     def metric(self, g: Array | None) -> Array | float:
         """Adam's metric with the gradient g in it; None: of the gradients before, where there were any."""
@@ -205,20 +235,13 @@ class Steady(AGN):
         if before is None:
             return g, 1 / delay
         self.pairs += 1
-        share, unease = 1 / min(self.pairs, max(100, 4 * delay)), self.unease()
-        if shorter < 1:
-            share *= 1 - unease
+        share = 1 / min(self.pairs, max(100, 4 * delay))
         self.product += share * (float((metric * g * before).sum()) - self.product)
         self.square += share * (shorter**2 * square - self.square)
         signal = max(self.product, 1e-12 * self.square)
         noise = max(self.square - signal, 0.0)
         scale = (batches * noise + signal) / (noise / delay + signal) / delay
-        scale = min(batches, max(1 / delay, scale))
-        self.throttle = min(1.0, self.throttle * np.exp(0.04 / delay * (0.25 - unease)))
-        return g, self.throttle * ((1 - unease) * scale + unease / (4 * delay))
-
-    def unease(self) -> float:
-        return min(1.0, max(0.0, self.shortened / 0.08 - 1))
+        return g, min(batches, max(1 / delay, scale))
 
     def together(self, requests: Sequence[Request], *, measured_first: bool = False) -> tuple[Array, float]:
         """The mean, and its gain; `measured_first`: norms are taken before the mean is known."""
@@ -238,7 +261,7 @@ class Steady(AGN):
     def paced(self, c: Array, g: Array, delay: int, scale: float) -> tuple[Array, Array]:
         rate, gain, long = self.stepped.rate, max(1.0, scale * delay), 1 / (1 - self.mu)
         short = min(long, max(1.0, long / gain + self.memory * (1 - 1 / gain)))
-        calm = 0.0 if self.sync else self.unease()
+        calm = 0.0 if self.sync else min(1.0, max(0.0, self.shortened / 0.08 - 1))
         mu = 1 - 1 / (short + calm * (long - short))
         nu, self.t = 1 - (1 - mu) / delay, self.t + 1
         if not self.stepped.epsilon:

@@ -7,13 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
-from nnlo_common.algorithms import _gain, _paced, _steady  # noqa: E402
+from nnlo_common.algorithms import _gain, _paced, _retreat, _steady  # noqa: E402
 from tests.equations import torch_runs  # noqa: E402
 from tests.equations.compared import Case, compare  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 
 CASE = Case(wrapper="Steady", options={"every": 1}, optimizer="momentum")
+LOST = Case(wrapper="Steady", options={"brake": 0.05}, optimizer="momentum")
 ADAM = Case(wrapper="Steady", options={"every": 1}, optimizer="adam")
 
 
@@ -103,13 +104,24 @@ def test_a_brake_that_never_works(monkeypatch):
         run(braked)
 
 
-@pytest.mark.parametrize(("constant", "wrong"), [("_THROTTLED", 0.0), ("_CAREFUL", 1.0), ("_BORNE", 0.3)])
-def test_an_unease_that_steps_do_not_follow(monkeypatch, constant, wrong):
-    uneasy = Case(wrapper="Steady", options={"brake": 0.7}, optimizer="momentum")
-    run(uneasy)
-    monkeypatch.setattr(_gain, constant, wrong)
+@pytest.mark.parametrize("constant", ["_LOST", "_SLOWER", "_RECOVERS", "_REMEMBERED"])
+def test_a_retreat_with_another_constant(monkeypatch, constant):
+    run(LOST)
+    monkeypatch.setattr(_retreat, constant, getattr(_retreat, constant) / 2)
     with pytest.raises(AssertionError, match="off by"):
-        run(uneasy)
+        run(LOST)
+
+
+def test_a_retreat_that_keeps_its_velocity(monkeypatch):
+    monkeypatch.setattr(_paced.PacedOptimizer, "forget", lambda optimizer: None)
+    with pytest.raises(AssertionError, match="off by"):
+        run(LOST)
+
+
+def test_gradients_from_the_place_that_was_left(monkeypatch):
+    monkeypatch.setattr(_retreat.Retreat, "outdates", lambda retreat, staleness: False)
+    with pytest.raises(AssertionError, match="off by"):
+        run(LOST)
 
 
 def test_a_momentum_that_does_not_count_progress(monkeypatch):

@@ -147,6 +147,11 @@ def _gain(run: RunFacts) -> Iterator[str]:
     gain = None if run.center is None else run.center.gain
     if gain is None:
         yield from _noise(run)
+    if gain is not None and gain.retreats:
+        yield (
+            f"the training was lost {plural(gain.retreats, 'time')} and went back to where it was calm: the "
+            "learning rate is too high for gradients that arrive late; half of it would take fewer steps"
+        )
     if gain is not None and gain.worth_having is not None and gain.workers > gain.worth_having:
         yield (
             f"{gain}: start fewer ranks, or train with larger batches or a larger learning rate on as many"

@@ -320,5 +320,6 @@ def _gain(report: TrainingReport) -> dict[str, Any]:
             **numbers,
             "worth_having": worth,
             "shortened": round(gain.shortened, 6),
+            "retreats": gain.retreats,
         }
     }
