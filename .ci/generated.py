@@ -22,8 +22,7 @@ sys.path[:0] = [str(ROOT)]
 
 from nnlo_common.algorithms._found import ALGORITHMS, HOMES  # noqa: E402
 from nnlo_common.base._options import Declared, declared  # noqa: E402
-from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS  # noqa: E402
-from nnlo_common.commands.train._settings import OPTIONS  # noqa: E402
+from nnlo_common.commands.train._settings import MODE_OPTIONS, OPTIONS  # noqa: E402
 
 MADE = "# Written by `make generated` from the declarations of the algorithms; change those instead.\n"
 HEADS = {

@@ -63,6 +63,7 @@ from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQu
 from nnlo_common.search._compat import OtherProject
 from nnlo_common.simulation import Advice
 from nnlo_common.simulation._probe import GradientHistogram
+from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
@@ -70,31 +71,30 @@ from nnlo_common.training._model_vectors import Trained, unwired, vectors_in_tur
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._readable_options import readable
-from nnlo_common.training._reducers import Reducer
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
 from nnlo_common.training._written_paths import names_rank, path_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
-from nnlo_common.training.checkpoint._checks import (
+from nnlo_common.training.checkpoint._manager import (
+    CheckpointManager,
     check_entries,
     check_place_in_data,
     check_weights,
     checked_count,
 )
-from nnlo_common.training.checkpoint._manager import CheckpointManager
 from nnlo_common.training.report._course import Course, Moment, spaced
 from nnlo_common.training.report._facts_writer import FactsWriter
+from nnlo_common.training.report._live_table import is_live, table
 from nnlo_common.training.report._profiled_steps import StepProfiler, begin_torch_profile
 from nnlo_common.training.report._progress_display import ProgressDisplay
-from nnlo_common.training.report._terminal import is_live, table
 
 if TYPE_CHECKING:
     from nnlo_common.commands.advise._advising import advise_with
     from nnlo_common.commands.train._job import brief
     from nnlo_common.commands.train._python_file import running
-    from nnlo_common.commands.train._rates import RatePlan
     from nnlo_common.commands.train._run_plan import RunPlan
+    from nnlo_common.commands.train._settings import RatePlan
     from nnlo_common.commands.train._stopping import Stopping
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
@@ -270,7 +270,7 @@ _LATER = {
     "Note": "nnlo_common.search.messages._search_messages",
     "optimize": "nnlo_common.search",
     "quoted_samplers": "nnlo_common.search.samplers._names",
-    "RatePlan": "nnlo_common.commands.train._rates",
+    "RatePlan": "nnlo_common.commands.train._settings",
     "run_block": "nnlo_common.search.block._block",
     "run_coordinator": "nnlo_common.search.coordinator._coordinator",
     "running": "nnlo_common.commands.train._python_file",

@@ -12,7 +12,7 @@ from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
-from nnlo_common.commands.predict._use_options import PREDICT_OPTIONS, TILE_OPTIONS
+from nnlo_common.commands.predict._predict_command import PREDICT_OPTIONS, TILE_OPTIONS
 from nnlo_common.commands.rechunk._flags import add_rechunk
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job

@@ -14,8 +14,7 @@ from nnlo_common.base._spans import Span, span
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.cluster.transport._group_endpoints import MemberEndpoint
 from nnlo_common.protocol import Action, Activity, Event, Kind, Lost, Message, Received, Release, Send, Wait
-from nnlo_common.training._server_watch import ServerWatch
-from nnlo_common.training._stall_detector import LOOK_EVERY_S
+from nnlo_common.training._stall_detector import LOOK_EVERY_S, ServerWatch
 
 __all__ = ["Periodic", "perform", "serve", "work"]
 

@@ -15,7 +15,7 @@ from nnlo_common.base._flat_vector import Vector, looks_finite, telling_places
 from nnlo_common.base._layout import Layout
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._endpoint import Group
-from nnlo_common.training._reducers import MPIReducer, Reducer
+from nnlo_common.training._all_reduce import MPIReducer, Reducer
 
 __all__ = ["GroupRank", "Meeting"]
 

@@ -14,7 +14,7 @@ from nnlo_common.protocol import Action, Activity, Kind, QueryClient, Received, 
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, Query
 from nnlo_common.training._event_loop import work
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
-from nnlo_common.training._server_watch import ServerWatch
+from nnlo_common.training._stall_detector import ServerWatch
 
 __all__ = ["WorkerRank"]
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nnlo_common.commands.bench.__main__ import main
-from nnlo_common.commands.bench._scaling_page import ScalingFigures, drawn, tables
+from nnlo_common.commands.bench._scaling import ScalingFigures, drawn, tables
 from tests.helpers.jobs import mpiexec
 
 

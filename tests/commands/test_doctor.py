@@ -16,17 +16,26 @@ from nnlo_common import __version__
 from nnlo_common.cluster._connecting import Launch, Launcher
 from nnlo_common.cluster._hosts import clock_offset, locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.doctor import _checks_links as on_links
-from nnlo_common.commands.doctor import _checks_machine as on_machine
-from nnlo_common.commands.doctor import _checks_mpi as on_mpi
-from nnlo_common.commands.doctor._all_checks import judge, merge_hosts
-from nnlo_common.commands.doctor._finding import Finding, Status, note, ok, problem
-from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page, verdict
+from nnlo_common.commands.doctor import _checks as on_links
+from nnlo_common.commands.doctor import _checks as on_machine
+from nnlo_common.commands.doctor import _checks as on_mpi
+from nnlo_common.commands.doctor._checks import (
+    Finding,
+    Status,
+    bandwidth,
+    judge,
+    merge_hosts,
+    note,
+    ok,
+    problem,
+    seconds,
+    signed_seconds,
+)
+from nnlo_common.commands.doctor._doctor_command import Examination, as_json, as_page, verdict
 from nnlo_common.commands.doctor._link_speed import LinkSpeed, partners_of
 from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock
-from nnlo_common.commands.doctor._units import bandwidth, seconds, signed_seconds
 from nnlo_common.commands.doctor._watchdog import Watchdog
-from nnlo_common.training.report._versions import versions
+from nnlo_common.training.report._facts_writer import versions
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 

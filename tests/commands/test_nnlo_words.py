@@ -8,12 +8,11 @@ import re
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.commands._nnlo_words import NNLO_FLAGS, in_our_words
-from nnlo_common.commands.train._command_line import given_by, read
+from nnlo_common.commands.train._command_line import NNLO_FLAGS, given_by, in_our_words, read
 from nnlo_common.commands.train._python_file import check_no_old_space, check_source
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
-from nnlo_common.commands.tune._space_reader import space_of
+from nnlo_common.commands.tune._search_space import space_of
 
 EARLY = "write --early-stopping 4 --early-stopping-metric val_loss"
 REQUIRED = {"model": "net.json", "train": ["a.h5"], "loss": "mse"}

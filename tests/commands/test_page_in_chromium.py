@@ -11,8 +11,8 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
+from nnlo_common.commands.report._report_command import runs_page
 from nnlo_common.commands.report._run_figures import run_figures
-from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.search import optimize
 from tests.commands.test_report import SERVER, WORKERS, epochs, run_of

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from nnlo_common.commands.train._option import Given
-from nnlo_common.commands.train._rates import RatePlan
 from nnlo_common.commands.train._run_plan import RunPlan
-from nnlo_common.commands.train._settings import settings_of
+from nnlo_common.commands.train._settings import RatePlan, settings_of
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.training import _scaling
 

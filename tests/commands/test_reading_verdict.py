@@ -12,8 +12,8 @@ import pytest
 
 from nnlo_common.base._spans import Spans, record
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.report._reading_verdict import reading
 from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts
+from nnlo_common.commands.report._verdicts import reading
 from nnlo_common.data import Batches, FileSource
 from nnlo_common.data._memory_cache import cached_mb
 from nnlo_common.data.hdf5._format import OpenHDF5

@@ -12,11 +12,10 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
+from nnlo_common.commands.report._report_command import runs_page
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample, TimeShares
 from nnlo_common.commands.report._run_figures import run_figures
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.commands.report._runs_page import runs_page
-from nnlo_common.commands.report._time_shares import TimeShares
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.training.report._facts_file import FactsFile
 

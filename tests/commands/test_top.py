@@ -17,11 +17,9 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.training._rank_parts import TrainingReport
-from nnlo_common.training.report._alarms import alarms
 from nnlo_common.training.report._course import Course
-from nnlo_common.training.report._live_file import LiveFile
-from nnlo_common.training.report._live_ranks import LiveRank, LiveRun, read_live
-from nnlo_common.training.report._live_table import live_table, summary
+from nnlo_common.training.report._live_ranks import LiveFile, LiveRank, LiveRun, read_live
+from nnlo_common.training.report._live_table import alarms, live_table, summary
 from tests.helpers.paths import ROOT
 
 NOW = 1000.0

@@ -23,7 +23,6 @@ from nnlo_common.base._whole_files import whole
 from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train._algorithm_options import MODE_OPTIONS, MODES
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, _joint_problem, brief
 from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
@@ -32,7 +31,14 @@ from nnlo_common.commands.train._option_files import as_toml, read_config
 from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
 from nnlo_common.commands.train._run_folder import claim, config_text, remove_unused, write_json
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
-from nnlo_common.commands.train._settings import OPTIONS, RANK_FLAGS, Settings, settings_of
+from nnlo_common.commands.train._settings import (
+    MODE_OPTIONS,
+    MODES,
+    OPTIONS,
+    RANK_FLAGS,
+    Settings,
+    settings_of,
+)
 from nnlo_common.commands.train._stopping import Stopping, rises
 from tests.helpers.pages import code
 

@@ -16,18 +16,15 @@ from nnlo_common import ConfigurationError
 from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train import _fold_samples
-from nnlo_common.commands.train._fold_samples import parts
+from nnlo_common.commands.train import _run_plan
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
+from nnlo_common.commands.train._run_plan import parts
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
 from nnlo_common.commands.tune._block_layout import BlockLayout
-from nnlo_common.commands.tune._default_trial import defaults
-from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of, merit
-from nnlo_common.commands.tune._noise import by_chance, remark
-from nnlo_common.commands.tune._report_figures import figures
-from nnlo_common.commands.tune._report_page import page
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, merit, remark
+from nnlo_common.commands.tune._report_page import figures, page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
@@ -39,8 +36,9 @@ from nnlo_common.commands.tune._search_folder import (
     inspect_folder,
 )
 from nnlo_common.commands.tune._search_result import search_text
-from nnlo_common.commands.tune._space_reader import space_of
+from nnlo_common.commands.tune._search_space import space_of
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
+from nnlo_common.commands.tune._tune_command import defaults
 from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.paths import DOCS
 
@@ -278,7 +276,7 @@ def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
 
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
-    monkeypatch.setattr(_fold_samples, "_PIECE", 5)
+    monkeypatch.setattr(_run_plan, "_PIECE", 5)
     cut = samples(run=RUNS)
     training, validation = cut(fold_groups="run")
     assert not set(RUNS[training]) & set(RUNS[validation])

@@ -23,8 +23,8 @@ import optuna
 
 from nnlo_common import ConfigurationError
 from nnlo_common.base._limited_formats import npz_arrays
+from nnlo_common.commands.report._report_command import runs_page
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.commands.report._runs_page import runs_page
 from nnlo_common.commands.report._search_reader import read_search
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._model_file import check_model
@@ -37,9 +37,8 @@ from nnlo_common.commands.tune._search_result import importances
 from nnlo_common.data import list_files
 from nnlo_common.search.journal._journal import Journal
 from nnlo_common.training.checkpoint import DamagedError, Entry, Manifest, packed_tree, unpacked_tree
-from nnlo_common.training.report._alarms import alarms
 from nnlo_common.training.report._live_ranks import read_live
-from nnlo_common.training.report._live_table import summary
+from nnlo_common.training.report._live_table import alarms, summary
 
 __all__ = ["READERS", "Reader", "changed_bytes", "changed_value"]
 

@@ -16,7 +16,7 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.training.checkpoint import DamagedError, Entry, Manifest, Store, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manifest import MANIFEST
-from nnlo_common.training.checkpoint._reading import SavedCheckpoint
+from nnlo_common.training.checkpoint._store import SavedCheckpoint
 
 FACTS = {"epoch": 1}
 

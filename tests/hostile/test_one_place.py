@@ -24,7 +24,7 @@ OWN_WAYS = {
     "nnlo_common/cluster/_start_watch.py": "/proc, in a process without the package",
     "nnlo_common/cluster/transport/_deaths.py": "/proc, and /dev/tty",
     "nnlo_common/training/report/_trace_file.py": "a descriptor from base, as a stream",
-    "nnlo_common/training/report/_usage.py": "/proc/self/statm and /proc/self/io",
+    "nnlo_common/training/report/_facts_writer.py": "/proc/self/statm and /proc/self/io",
     "nnlo_common/training/checkpoint/_store.py": "a folder, to sync it",
     "nnlo_keras/_snapshot.py": "the file that Keras's CSVLogger holds open",
 }

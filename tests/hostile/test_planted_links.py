@@ -19,7 +19,7 @@ from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.tune._search_folder import drop_models, inspect_folder
 from nnlo_common.search.journal._export import Export
 from nnlo_common.search.journal._journal import Journal
-from nnlo_common.training._replay_log import Recording
+from nnlo_common.training._participant import Recording
 from nnlo_common.training.report._facts_file import FactsFile
 from nnlo_common.training.report._trace_file import Trace
 

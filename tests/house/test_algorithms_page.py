@@ -11,7 +11,7 @@ import pytest
 
 from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.base._options import declared
-from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._settings import MODES
 from nnlo_common.training._rank_options import RANK_OPTIONS
 from tests.helpers.paths import DOCS
 

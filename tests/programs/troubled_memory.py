@@ -11,7 +11,7 @@ import torch
 from mpi4py import MPI
 
 import nnlo_torch as nt
-from nnlo_common.training.checkpoint._writer import wait_for_all
+from nnlo_common.training.checkpoint._saving import wait_for_all
 
 KEPT, PAGE = 8 * 2**20, resource.getpagesize()
 

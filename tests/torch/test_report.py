@@ -9,7 +9,7 @@ import pytest
 
 from nnlo_common import ConfigurationError
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.commands.trace._merged_trace import merged
+from nnlo_common.commands.trace._trace_command import merged
 from nnlo_common.training.report import _facts_file
 from nnlo_common.training.report._facts_file import read_facts
 from tests.helpers.traces import problems_in, self_times

@@ -12,7 +12,7 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.commands.train._algorithm_options import MODES
+from nnlo_common.commands.train._settings import MODES
 from tests.helpers.pages import code
 from tests.helpers.train_command import (
     ADAM,

@@ -10,9 +10,8 @@ import pytest
 
 from nnlo_common.protocol._checkpoint_round import Due
 from nnlo_common.protocol._query_messages import DraftAnswer, DraftQuery
-from nnlo_common.training.checkpoint import Store, _writer
-from nnlo_common.training.checkpoint._saving import saving_on
-from nnlo_common.training.checkpoint._writer import Writer
+from nnlo_common.training.checkpoint import Store, _saving
+from nnlo_common.training.checkpoint._saving import Writer, saving_on
 
 
 class Session:
@@ -351,7 +350,7 @@ def test_a_job_is_done_at_once_where_there_is_no_memory_for_a_thread(error, monk
 
 def test_no_thread_is_begun_without_memory_for_its_beginning(monkeypatch):
     """Python would wait for ever for a thread that fails before its first line."""
-    monkeypatch.setattr(_writer, "_BEGINNING_BYTES", 2**60)
+    monkeypatch.setattr(_saving, "_BEGINNING_BYTES", 2**60)
     monkeypatch.setattr(threading.Thread, "start", lambda _thread: pytest.fail("was begun"))
     writer, done = Writer(), []
     writer.start(lambda: done.append("first"))

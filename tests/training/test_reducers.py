@@ -11,9 +11,8 @@ import pytest
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLostError
 from nnlo_common.cluster.transport import _shared_memory
 from nnlo_common.cluster.transport._shared_memory import shared_memory
-from nnlo_common.training import _reducers
-from nnlo_common.training._all_reduce import reducer_of
-from nnlo_common.training._reducers import MPIReducer, SharedReducer, ThreadReducer
+from nnlo_common.training import _all_reduce
+from nnlo_common.training._all_reduce import MPIReducer, SharedReducer, ThreadReducer, reducer_of
 from tests.helpers.group_cases import SIZES, close, merged, train_grouped
 from tests.helpers.threads import on_ranks, ranks
 
@@ -45,7 +44,7 @@ def sums(size, make):
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("make", [MPIReducer, SharedReducer, ThreadReducer])
 def test_all_ranks_get_the_bits_of_one_sum(make, size, monkeypatch):
-    monkeypatch.setattr(_reducers, "_PIECE", 7)
+    monkeypatch.setattr(_all_reduce, "_PIECE", 7)
     for index, length in enumerate(LENGTHS):
         expected = np.zeros(length, "f4")
         for rank in range(size):
@@ -91,7 +90,7 @@ def test_without_shared_memory_on_one_rank_all_take_mpi_and_say_why(misses, tmp_
         return real(path, count, create=create)
 
     monkeypatch.setattr(_shared_memory, "_mapped", mapped)
-    monkeypatch.setattr(_reducers, "shared_memory", partial(shared_memory, folder=tmp_path))
+    monkeypatch.setattr(_all_reduce, "shared_memory", partial(shared_memory, folder=tmp_path))
 
     def program(world):
         group = world.group(range(3), naps=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnlo_common import PeerLostError
-from nnlo_common.training._server_watch import ServerWatch
+from nnlo_common.training._stall_detector import ServerWatch
 
 
 class Waiting:

@@ -6,25 +6,138 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nnlo_common.base._errors import NNLOError
 from nnlo_common.cluster._connecting import Launch, connect, find_launch, guard, load_world, switched_off
-from nnlo_common.cluster._hosts import locate
-from nnlo_common.commands.doctor._all_checks import judge
-from nnlo_common.commands.doctor._findings_page import Examination, as_json, as_page
+from nnlo_common.cluster._hosts import Place, locate, place_table, text_table
+from nnlo_common.commands.doctor._checks import (
+    Finding,
+    Status,
+    bandwidth,
+    judge,
+    seconds,
+    signed_seconds,
+    worst,
+)
 from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links
 from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, examine, look_at_mpi
 from nnlo_common.commands.doctor._watchdog import Watchdog
 
+__all__ = ["Examination", "as_json", "as_page", "run_doctor", "verdict"]
+
+# -- output of the doctor: a page for people, or JSON for programs -------------------------------------
+
+_wrapped = partial(textwrap.fill, width=96, break_long_words=False, break_on_hyphens=False)
+_LABELS = {Status.OK: "ok", Status.NOTE: "note", Status.PROBLEM: "PROBLEM"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """Result of the doctor.
+
+    Attributes:
+        versions: of the packages on rank 0; None if not installed.
+        places: the hosts of the ranks.
+        links: the measurements between them.
+        findings: of all checks.
+    """
+
+    versions: dict[str, str | None]
+    places: tuple[Place, ...]
+    links: tuple[LinkSpeed, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether training would fail here."""
+        return worst(self.findings) is Status.PROBLEM
+
+
+def as_json(outcome: Examination) -> str:
+    """Return the outcome as JSON; `status` is the gravest of the findings."""
+    findings = [asdict(finding) | {"status": finding.status.name.lower()} for finding in outcome.findings]
+    facts = {
+        "status": worst(outcome.findings).name.lower(),
+        "versions": outcome.versions,
+        "places": [asdict(place) for place in outcome.places],
+        "links": [asdict(link) for link in outcome.links],
+        "findings": findings,
+    }
+    return json.dumps(facts, indent=2)
+
+
+def as_page(outcome: Examination) -> str:
+    """Return the outcome as a page for people."""
+    ranks, hosts = len(outcome.places), len({place.host for place in outcome.places})
+    title = f"nnlo doctor: {_count(ranks, 'rank')} on {_count(hosts, 'host')}"
+    width = max(len(finding.name) for finding in outcome.findings)
+    sections = [
+        ("Versions (to paste into an issue)", _versions(outcome.versions)),
+        ("Ranks", place_table(outcome.places)),
+        ("Messages between rank 0 and", _links(outcome.links)),
+        ("Checks", "\n".join(_finding(finding, width) for finding in outcome.findings)),
+    ]
+    shown = [f"{name}\n{textwrap.indent(text, '  ')}" for name, text in sections if text]
+    return "\n\n".join([title, *shown, f"Verdict: {verdict(outcome.findings)}"])
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Return the last line of the page: whether training can start here."""
+    problems = sum(finding.status is Status.PROBLEM for finding in findings)
+    notes = sum(finding.status is Status.NOTE for finding in findings)
+    also = f"{_count(notes, 'note')} above" if notes else ""
+    if problems:
+        return f"not ready; {_count(problems, 'problem')} to fix first" + (f", {also}" if also else "")
+    return f"ready; {also}" if also else "ready"
+
+
+def _versions(versions: dict[str, str | None]) -> str:
+    width = max(map(len, versions))
+    return "\n".join(f"{name:{width}}  {version or '-'}" for name, version in versions.items())
+
+
+def _links(links: Sequence[LinkSpeed]) -> str:
+    if not links:
+        return ""
+    sizes = [f"{size // 1_000_000} MB" for size in links[0].bandwidth]
+    rows: list[tuple[int | str, ...]] = [
+        (
+            link.rank,
+            link.host,
+            seconds(link.latency_s),
+            *map(bandwidth, link.bandwidth.values()),
+            f"{signed_seconds(link.clock_offset_s)} ± {seconds(link.clock_error_s)}",
+        )
+        for link in links
+    ]
+    return text_table(("rank", "host", "latency", *sizes, "clock"), rows)
+
+
+def _finding(finding: Finding, width: int) -> str:
+    head = f"{_LABELS[finding.status]:7}  {finding.name:{width}}  "
+    blank = " " * len(head)
+    lines = [_wrapped(finding.text, initial_indent=head, subsequent_indent=blank)]
+    if advice := finding.advice.splitlines():
+        lines.append(_wrapped(advice[0], initial_indent=f"{blank}-> ", subsequent_indent=f"{blank}   "))
+        # Later lines of a remedy are commands to copy: do not wrap them.
+        lines += [f"{blank}   {line}" for line in advice[1:]]
+    return "\n".join(lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import World
 
-__all__ = ["run_doctor"]
 
 _STEP_S = 60.0
 _PROBE_S = 30.0

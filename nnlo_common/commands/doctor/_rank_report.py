@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._threads import THREAD_VARIABLES
 from nnlo_common.commands._keras_back_end import chosen_back_end
-from nnlo_common.training.report._versions import versions
+from nnlo_common.training.report._facts_writer import versions
 
 if TYPE_CHECKING:
     from nnlo_common.cluster.transport._mpi4py import World

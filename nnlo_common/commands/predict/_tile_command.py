@@ -9,9 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnlo_common.cluster._gpus import share_host
-from nnlo_common.commands.predict._predict_command import UseRun, function_named, gpu_turns
-from nnlo_common.commands.predict._use_options import TILE_OPTIONS, TileSettings, numbers, settings_of_use
-from nnlo_common.commands.predict._used_models import check_models, load_models
+from nnlo_common.commands.predict._predict_command import (
+    TILE_OPTIONS,
+    TileSettings,
+    UseRun,
+    check_models,
+    function_named,
+    gpu_turns,
+    load_models,
+    numbers,
+    settings_of_use,
+)
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._model_file import Loaded, plug_in
 from nnlo_common.commands.train._python_file import adapting

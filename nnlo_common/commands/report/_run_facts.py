@@ -7,10 +7,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnlo_common.algorithms import GainReport
-from nnlo_common.commands.report._time_shares import TimeShares
 from nnlo_common.training._rank_parts import speaks
 
-__all__ = ["EpochFacts", "RankFacts", "RunFacts", "Sample"]
+__all__ = ["EpochFacts", "RankFacts", "RunFacts", "Sample", "TimeShares"]
+
+# -- shares of a rank's time, by kind ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeShares:
+    """Where the time of a rank went.
+
+    Attributes:
+        seconds: by kind, see `nnlo_common.base._spans.KINDS`.
+        batch_s: the median over epochs of the time of a batch: its data and its gradient; None: unknown.
+
+    Example:
+        >>> TimeShares(seconds={"compute": 3.0, "wait": 1.0}, batch_s=None).share("wait", "idle")
+        0.25
+    """
+
+    seconds: Mapping[str, float]
+    batch_s: float | None
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return sum(self.seconds.values())
+
+    def share(self, *kinds: str) -> float:
+        """Return the part of the time that went into some kinds, from 0 to 1."""
+        found = sum(self.seconds.get(kind, 0.0) for kind in kinds)
+        return found / self.total_s if self.total_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

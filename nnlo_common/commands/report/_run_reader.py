@@ -14,8 +14,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_TOML
 from nnlo_common.base._spans import KINDS, STAGES
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
-from nnlo_common.commands.report._time_shares import TimeShares
+from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample, TimeShares
 from nnlo_common.commands.train._run_folder import CONFIG, SEARCH
 from nnlo_common.training._rank_parts import speaks
 from nnlo_common.training.report._facts_file import facts_files, read_facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import pickle
 import re
 import sys
 import zipfile
@@ -18,17 +19,26 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import read_whole, readable_file
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
 from nnlo_common.commands._keras_back_end import chosen_back_end, installed_back_ends
-from nnlo_common.commands.train._pickled import unpickled
 from nnlo_common.commands.train._python_file import (
     asked,
     check_source,
     frameworks_in,
     import_file,
     made_model,
+    running,
 )
 from nnlo_common.commands.train._start_weights import fill, weights_file
 
-__all__ = ["Loaded", "ModelSettings", "check_model", "choose_back_end", "load_model", "plug_in"]
+__all__ = ["Loaded", "ModelSettings", "check_model", "choose_back_end", "load_model", "plug_in", "unpickled"]
+
+# -- reading of pickles, which runs code from the file: only with --allow-pickle, and only here --------
+
+
+def unpickled(path: Path) -> Any:
+    """Return the contents of a pickle that the user trusts."""
+    with running(path, "while it was unpickled"), readable_file(path) as file:
+        return pickle.load(file)
+
 
 _INFLATED = 20  # how much larger than the file its parts may be
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")

@@ -5,20 +5,15 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._topology import Cell, Topology
-from nnlo_common.commands.train._algorithm_options import (
-    GROUP,
-    MODE_OPTIONS,
-    MODES,
-    MOMENTUM_MODES,
-    algorithm_of,
-)
 from nnlo_common.commands.train._option import (
     Given,
     Option,
@@ -28,14 +23,181 @@ from nnlo_common.commands.train._option import (
     option,
     options_of,
 )
-from nnlo_common.commands.train._rates import MOMENTUM, RATES, RatePlan
 from nnlo_common.data._memory_cache import CACHES, CacheKind
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
 from nnlo_common.training.report._profiled_steps import ProfiledSteps
 from nnlo_common.training.report._trackers import TRACKERS
 
-__all__ = ["OF_TREES", "OPTIONS", "SEARCHABLE", "Settings", "settings_of", "value_of"]
+__all__ = [
+    "AlgorithmMode",
+    "GROUP",
+    "MODES",
+    "MODE_OPTIONS",
+    "MOMENTUM",
+    "MOMENTUM_MODES",
+    "OF_TREES",
+    "OPTIONS",
+    "RATES",
+    "RatePlan",
+    "SEARCHABLE",
+    "Settings",
+    "algorithm_of",
+    "settings_of",
+    "value_of",
+]
+
+# -- options of the algorithms, as they declare them, for `nnlo train` ---------------------------------
+
+GROUP = "Algorithm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmMode:
+    """An algorithm that `--mode` names.
+
+    Attributes:
+        algorithm: its class; both plug-ins have a wrapper of that name.
+        options: by name.
+    """
+
+    algorithm: type[Algorithm]
+    options: Mapping[str, Option]
+
+
+def _options(algorithm: type[Algorithm]) -> dict[str, Option]:
+    """The options of one algorithm."""
+    return {
+        name: Option(name=name, group=GROUP, help=one.help, default=one.wrapper_default, **kind_of(one.type))
+        for name, one in algorithm.wrapper_options().items()
+    }
+
+
+#: The algorithms by name.
+MODES: Mapping[str, AlgorithmMode] = {
+    name: AlgorithmMode(algorithm=one, options=_options(one)) for name, one in ALGORITHMS.items()
+}
+#: The algorithms that take an SGD with momentum only.
+MOMENTUM_MODES = tuple(name for name, one in ALGORITHMS.items() if one.made_of)
+
+
+def _joined(name: str) -> Option:
+    """Merge an option of several algorithms into one, with the meaning and default for each."""
+    having = {mode: facts.options[name] for mode, facts in MODES.items() if name in facts.options}
+    (usual, _), *_ = Counter(one.help for one in having.values()).most_common(1)
+    meanings: dict[str, list[str]] = {}
+    for mode, one in having.items():
+        default = {True: "yes", False: "no"}[one.default] if one.kind is OptionKind.FLAG else one.default
+        meanings.setdefault(one.help, []).append(mode if default is None else f"{mode} ({default})")
+    text = "; ".join(
+        meaning if meaning == usual and len(having) == len(MODES) else f"{', '.join(modes)}: {meaning}"
+        for meaning, modes in meanings.items()
+    )
+    return replace(one, help=text, default=None, metavar="|".join(one.choices))
+
+
+#: An option for each name that any algorithm has.
+MODE_OPTIONS: Mapping[str, Option] = {
+    name: _joined(name) for name in sorted({name for mode in MODES.values() for name in mode.options})
+}
+
+
+def algorithm_of(mode: str, options: Mapping[str, Any]) -> Algorithm:
+    """Return the algorithm with these options; it refuses invalid ones.
+
+    Example:
+        >>> algorithm_of("easgd", {"every": 5}).every
+        5
+    """
+    return MODES[mode].algorithm.of_options(options)
+
+
+# -- learning rates: the defaults of the optimizers, and how a rate changes in the course of a training.
+
+#: The rates of optimizers whose defaults differ between the frameworks, or are poor.
+RATES: Mapping[str, float] = {"sgd": 0.01, "adagrad": 0.01, "adadelta": 1.0, "rmsprop": 0.001}
+#: The momentum of SGD for algorithms that are made of it.
+MOMENTUM = 0.9
+_FACTORS = {"step": 0.1, "exponential": 0.9, "inverse": 0.5, "plateau": 0.1}
+_PATIENCE = 5
+#: The power of the polynomial decay, that of LARS (You et al. 2017).
+_POWER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePlan:
+    """The learning rates of a training.
+
+    Attributes:
+        kind: "cosine", "step", "exponential", "inverse", "linear", "polynomial" or "plateau"; None: the rate
+            stays.
+        factor: of a decay.
+        every: epochs of a step, or without improvement on a plateau.
+        warm_up: epochs of the warm-up, before the schedule begins.
+        length: epochs after it.
+        start: fraction of the rate that the warm-up begins with.
+
+    Example:
+        >>> RatePlan.of("step", None, None, 2, 11).every
+        3
+    """
+
+    kind: str | None
+    factor: float
+    every: int
+    warm_up: int
+    length: int
+    start: float = 0.1
+
+    @classmethod
+    def of(
+        cls, kind: str | None, decay: float | None, every: int | None, warm_up: int | None, epochs: int
+    ) -> RatePlan:
+        """Return the schedule of some options, with their defaults."""
+        length = max(epochs - (warm_up or 0), 1)
+        return cls(
+            kind=kind,
+            factor=_FACTORS.get(kind or "", 1.0) if decay is None else decay,
+            every=every or (_PATIENCE if kind == "plateau" else max(length // 3, 1)),
+            warm_up=warm_up or 0,
+            length=length,
+        )
+
+    def contradictions(self, decay: float | None, every: int | None, epochs: int) -> Iterator[str]:
+        """Yield what is wrong with the options."""
+        if decay is not None and self.kind not in _FACTORS:
+            yield f"--decay is the factor of --schedule {', '.join(_FACTORS)}; add one, or leave it out"
+        if every is not None and self.kind not in ("step", "plateau"):
+            yield "--decay-every belongs to --schedule step or plateau; add one of them, or leave it out"
+        if self.warm_up >= epochs:
+            yield f"--warm-up {self.warm_up} takes all of --epochs {epochs}; give more epochs, or less of it"
+
+    def part(self, epoch: int) -> float:
+        """Return the rate of an epoch after the warm-up, as a part of the first one; not for a plateau.
+
+        Args:
+            epoch: from 0, the first one after the warm-up.
+
+        Example:
+            >>> plan = RatePlan.of("inverse", None, None, None, 10)
+            >>> [round(plan.part(epoch), 3) for epoch in range(4)]
+            [1.0, 0.5, 0.333, 0.25]
+        """
+        done = min(epoch / self.length, 1.0)
+        parts = {
+            "cosine": lambda: (1 + math.cos(math.pi * done)) / 2,
+            "linear": lambda: 1 - done,
+            "polynomial": lambda: (1 - done) ** _POWER,
+            "step": lambda: self.factor ** (epoch // self.every),
+            "exponential": lambda: self.factor**epoch,
+            # 1/t; with another factor the second epoch has that part of the rate.
+            "inverse": lambda: 1 / (1 + epoch * (1 / self.factor - 1)),
+        }
+        return parts[self.kind]() if self.kind in parts else 1.0
+
+    def __bool__(self) -> bool:
+        return self.kind is not None or self.warm_up > 0
+
 
 MODEL, DATA, TRAINING, RANKS, OUTPUT = "Model", "Data", "Training", "Ranks", "What is kept"
 _MOMENTUM = f"--optimizer sgd --momentum {MOMENTUM}"

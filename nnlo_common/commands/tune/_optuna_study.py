@@ -14,8 +14,7 @@ from nnlo_common.commands.train._job import Job, tell
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import JOURNAL, Found
 from nnlo_common.commands.tune._search_result import conclude
-from nnlo_common.commands.tune._trial_training import TrialTraining
-from nnlo_common.commands.tune._trial_watch import watching
+from nnlo_common.commands.tune._trial_training import TrialTraining, watching
 from nnlo_common.search import optimize
 
 __all__ = ["search"]

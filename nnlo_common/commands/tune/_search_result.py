@@ -17,15 +17,14 @@ from nnlo_common.commands.train._run_folder import (
     write_text,
 )
 from nnlo_common.commands.train._settings import OPTIONS
-from nnlo_common.commands.tune._noise import remark
-from nnlo_common.commands.tune._report_figures import figures
-from nnlo_common.commands.tune._report_page import page
+from nnlo_common.commands.tune._figure_of_merit import remark
+from nnlo_common.commands.tune._report_page import figures, page
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
 from nnlo_common.commands.tune._search_space import Parameter, Space
 from nnlo_common.commands.tune._trial_table import short
-from nnlo_common.training.report._terminal import table
+from nnlo_common.training.report._live_table import table
 
 __all__ = ["conclude", "importances", "search_text"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,29 +16,73 @@ from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.commands.train._job import Job, RankCommand, tell
 from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import (
     adapting,
     asked,
     check_no_old_space,
     frameworks_in,
     import_file,
+    parameters_of,
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
-from nnlo_common.commands.train._settings import settings_of
+from nnlo_common.commands.train._settings import MODES, MOMENTUM, OPTIONS, settings_of, value_of
 from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.tune._block_layout import BlockLayout
-from nnlo_common.commands.tune._default_trial import defaults
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder
 from nnlo_common.commands.tune._search_result import search_text
-from nnlo_common.commands.tune._search_space import Space
-from nnlo_common.commands.tune._space_reader import space_of
+from nnlo_common.commands.tune._search_space import Space, space_of
 from nnlo_common.training._joining import within
 from nnlo_common.training._rank_parts import say
 
-__all__ = ["SearchRun"]
+__all__ = ["SearchRun", "defaults"]
+
+# -- default parameters of a training: the first trial, so that the best is never worse ----------------
+
+
+def defaults(
+    space: Space, given: Mapping[str, Given], make: Callable[..., Any] | None, **known: Any
+) -> dict[str, Any]:
+    """Return the default of every parameter whose default lies in the space.
+
+    Args:
+        space: the search space.
+        given: the options of all trainings.
+        make: the function that makes the model; None: there is none.
+        known: defaults that the framework sets.
+
+    Example:
+        >>> from nnlo_common.commands.tune._search_space import Parameter
+        >>> rate = Parameter(name="learning_rate", table="", key="learning_rate", low=1e-3, high=0.1)
+        >>> wide = Parameter(name="batch", table="", key="batch", low=200, high=300)
+        >>> defaults(Space((rate, wide)), {}, None, learning_rate=0.01)
+        {'learning_rate': 0.01}
+    """
+    found: dict[str, Any] = {}
+    for one in space.parameters:
+        if not one.active(found):
+            continue
+        if one.table:
+            asked = parameters_of(make).get(one.key) if one.table == "model_params" else None
+            value = None if asked is None or asked.default is asked.empty else asked.default
+        else:
+            value = known.get(one.key, _of_option(one.key, given, found))
+        if value is not None and one.holds(value):
+            found[one.name] = value
+    return found
+
+
+def _of_option(key: str, given: Mapping[str, Given], found: Mapping[str, Any]) -> Any:
+    mode = found["mode"] if "mode" in found else value_of("mode", given)
+    if key in MODES[mode].options:
+        return MODES[mode].options[key].default
+    if key == "momentum":  # without it the frameworks use 0
+        return MOMENTUM if MODES[mode].algorithm.made_of else 0.0
+    return OPTIONS[key].default
+
 
 _RATE = "learning_rate"
 

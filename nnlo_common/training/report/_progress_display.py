@@ -11,10 +11,8 @@ from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training.report._course import Course, Moment, progress_line
-from nnlo_common.training.report._live_file import LiveFile
-from nnlo_common.training.report._live_ranks import read_live
-from nnlo_common.training.report._live_table import live_table, rich_module
-from nnlo_common.training.report._terminal import Screen
+from nnlo_common.training.report._live_ranks import LiveFile, read_live
+from nnlo_common.training.report._live_table import Screen, live_table, rich_module
 from nnlo_common.training.report._trackers import Trackers
 
 __all__ = ["PLAIN_S", "ProgressDisplay"]
