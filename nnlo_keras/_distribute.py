@@ -11,14 +11,13 @@ import keras
 
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, Trained, launched, say, speaks
-from nnlo_keras._batch_sizes import BatchSizes
-from nnlo_keras._building import build
 from nnlo_keras._callback_lists import (
     drop_center_callbacks,
     refuse_backup,
     refuse_loading,
     restored_first,
     undisturbed,
+    warn_of_saves,
 )
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import (
@@ -32,15 +31,12 @@ from nnlo_keras._compat import (
     strategy_of,
     unvalidated,
 )
-from nnlo_keras._exchanges import Exchanges, Passes
+from nnlo_keras._exchanges import BatchSizes, Exchanges, Passes, Rates
 from nnlo_keras._given_data import warn_of_data
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
-from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, wrappers_in
-from nnlo_keras._rates import Rates
-from nnlo_keras._saved_files import warn_of_saves
+from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, build, wrappers_in
 from nnlo_keras._sequence_feed import SequenceFeed
-from nnlo_keras._served_epochs import ServedEpochs
-from nnlo_keras._server_bar import batches_of_all
+from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
 

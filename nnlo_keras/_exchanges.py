@@ -8,17 +8,138 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import NoteQuery, Session, Vector
-from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callbacks._rank_callback import numbers
-from nnlo_keras._rates import Rates
+from nnlo_keras._compat import data_of_fit, samples_counted, synchronise
 from nnlo_keras._weights import Weights
-from nnlo_keras._wrapper import StepMode, Wrapper
+from nnlo_keras._wrapper import StepMode, Wrapper, wrapper_of
 
-__all__ = ["Exchanges", "Passes"]
+__all__ = ["BatchSizes", "Exchanges", "Passes", "Rates"]
+
+# -- learning rates that a callback has set on the server, sent to the workers -------------------------
+
+
+class Rates:
+    """Sends workers the learning rate that a callback on the server has set by its metrics.
+
+    Rates set at the beginning of an epoch or batch are set by every rank itself. So the server sends only
+    changes made between the last batch of an epoch and the next epoch.
+
+    Args:
+        model: the model; callbacks set the rate of `model.optimizer`, if that is wrapped.
+        team: this rank's session.
+    """
+
+    def __init__(self, model: Any, team: Session) -> None:
+        self._model, self._team = model, team
+        self._rate = 0.0  # last rate sent or received; 0: none
+        self._before: float | None = None  # the rate before callbacks saw an epoch's metrics
+        self._decided = False  # whether a callback has changed it since
+
+    def see_batch(self) -> None:
+        """On a server: record the rate before callbacks see an epoch's metrics."""
+        self._before = self._set
+
+    def see_epoch(self) -> None:
+        """On a server: check whether a callback has changed the rate."""
+        self._decided = self._set != self._before
+
+    def send(self) -> None:
+        """On a server: send the rate if a callback has changed it."""
+        rate = self._set or 0.0
+        if rate != self._rate:
+            self._rate = rate if self._decided else 0.0
+            self._team.tell_rate(self._rate)
+
+    def receive(self) -> None:
+        """On a worker: set the rate that the server has sent, once; callbacks here may change it again."""
+        if self._team.told_rate == self._rate:
+            return
+        self._rate, wrapper = self._team.told_rate, wrapper_of(self._model.optimizer)
+        if self._rate and wrapper is not None:
+            # A rate set through the wrapper is sent to the server. Bypass the wrapper, so as not to send the
+            # server's own rate back, unless a callback here has sent another meanwhile.
+            optimizer = wrapper.inner_optimizer if wrapper.rate_set is None else wrapper
+            optimizer.learning_rate = self._rate
+
+    @property
+    def _set(self) -> float | None:
+        """The rate that a callback has set on this rank."""
+        wrapper = wrapper_of(self._model.optimizer)
+        return None if wrapper is None else wrapper.rate_set
+
+
+# -- numbers of batches and samples that `fit` has trained on, as far as Keras exposes them ------------
+
+
+class BatchSizes:
+    """Counts the batches and the samples of each execution of a `fit`.
+
+    Keras numbers batches as if each execution were full, and does not pass batch sizes to callbacks.
+
+    Args:
+        batches: `fit`'s epoch iterator; None if it was not found.
+        model: the model.
+        steps_matter: whether `model.optimizer` counts each batch as a step.
+    """
+
+    def __init__(self, batches: Any, model: Any, *, steps_matter: bool) -> None:
+        self._fit, self._model, self._steps_matter = batches, model, steps_matter
+        self._adapter = getattr(batches, "data_adapter", None)
+        self._seen, self._steps = 0, 0.0  # samples and steps of this epoch, if Keras has to be queried
+        self._again = 0  # batches at the end of each pass over the data that are in it already
+
+    @classmethod
+    def of(cls, model: Any, *, steps_matter: bool) -> BatchSizes:
+        """Make it for the running `fit`, found on the call stack."""
+        return cls(data_of_fit(), model, steps_matter=steps_matter)
+
+    @property
+    def per_execution(self) -> int:
+        """Number of batches in a full execution."""
+        return int(getattr(self._fit, "steps_per_execution", None) or 1)
+
+    def begin_epoch(self, *, again: int = 0) -> None:
+        """Start counting an epoch.
+
+        Args:
+            again: so many batches of each pass over the data follow at its end once more.
+        """
+        self._seen, self._steps, self._again = 0, self._steps_made(), again
+
+    def batches(self, first: int, last: int) -> int:
+        """Return the real number of batches of an execution that Keras numbers from `first` to `last`."""
+        if last == first:
+            return 1
+        number = getattr(self._fit, "num_batches", None)
+        if number:
+            return max(0, min(last + 1, number) - first)
+        if self._steps_matter:  # the last execution of an epoch of unknown length
+            before, self._steps = self._steps, self._steps_made()
+            return min(last + 1 - first, int(self._steps - before))
+        return last + 1 - first
+
+    def samples(self, first: int, count: int) -> float:
+        """Return the number of samples in these batches, or `count` if Keras exposes no sizes."""
+        size = getattr(self._adapter, "batch_size", None)
+        number = getattr(self._adapter, "num_batches", None)
+        if size and number and not getattr(self._fit, "steps_per_epoch", None):
+            first %= number + self._again  # of this pass
+            partial = getattr(self._adapter, "partial_batch_size", None) or size
+            return float(size * count + (partial - size if first < number <= first + count else 0))
+        synchronise(self._model)
+        before, self._seen = self._seen, samples_counted(self._model)
+        return float(self._seen - before if self._seen > before else count)
+
+    def _steps_made(self) -> float:
+        if not self._steps_matter or self.per_execution == 1:
+            return 0.0
+        synchronise(self._model)
+        return float(keras.ops.convert_to_numpy(self._model.optimizer.iterations))
 
 
 class Passes:

@@ -15,12 +15,10 @@ from keras.optimizers import LossScaleOptimizer
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import AS_YOURS, GroupRank, Session, Vector, speaks
-from nnlo_keras._batch_sizes import BatchSizes
 from nnlo_keras._callback_lists import last_of
 from nnlo_keras._callbacks._rank_callback import numbers
-from nnlo_keras._exchanges import Exchanges
+from nnlo_keras._exchanges import BatchSizes, Exchanges, Rates
 from nnlo_keras._model_optimizers import optimizers_of
-from nnlo_keras._rates import Rates
 from nnlo_keras._weights import KerasCenterOptimizer, Statistics, Weights
 from nnlo_keras._wrapper import Wrapper
 

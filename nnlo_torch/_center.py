@@ -11,7 +11,7 @@ import torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Stretch
 from nnlo_torch._flat_model import FlatModel, Storage
-from nnlo_torch._group_options import GroupOptions
+from nnlo_torch._schedules import GroupOptions
 from nnlo_torch._stretches import Stretches, scaled_rates
 
 __all__ = ["TorchCenterOptimizer"]

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
-from nnlo_common.plugin import NoteQuery, Session, all_same, as_values, mark_of, warn
+from nnlo_common.plugin import NoteQuery, Session, all_same, as_values, mark_of, span, warn
 
-__all__ = ["warn_of_same_data"]
+__all__ = ["read", "warn_of_same_data"]
+
+# -- batches of any loader, with the time that they take -----------------------------------------------
+
+_Batch = TypeVar("_Batch")
+
+
+def read(batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    """Yield the batches; the time to get each is that of reading."""
+    source = iter(batches)
+    while True:
+        with span("read", "batch"):
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+        yield batch
 
 
 def warn_of_same_data(team: Session, batches: Any) -> None:

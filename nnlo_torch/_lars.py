@@ -11,7 +11,7 @@ import torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import is_number
 from nnlo_torch._compat import stepped
-from nnlo_torch._requirements import refuse
+from nnlo_torch._wrapper import refuse
 
 __all__ = ["LARC", "LARS"]
 

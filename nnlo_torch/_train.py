@@ -3,29 +3,293 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import os
+import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.optim import lr_scheduler
 
 import nnlo_torch
-from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RunPlan, Trainer, running, seed_random, speaks
+from nnlo_common import ConfigurationError, MissingExtraError
+from nnlo_common.plugin import (
+    RatePlan,
+    RunPlan,
+    Trainer,
+    npz_arrays,
+    read_whole,
+    readable_file,
+    running,
+    seed_random,
+    speaks,
+)
 from nnlo_torch._advise import TorchProbed
 from nnlo_torch._evaluation import Sums
 from nnlo_torch._hdf5 import Batches, tensors_of
 from nnlo_torch._inference import TorchCompute, checksum
 from nnlo_torch._inference import running as running_models
-from nnlo_torch._rate_schedule import RateSchedule
-from nnlo_torch._start_weights import fill
-from nnlo_torch._train_parts import function_of, weighted_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["fill", "forget", "load", "placed", "prepare", "seed", "tile_parts"]
+__all__ = [
+    "Function",
+    "RateSchedule",
+    "accuracy",
+    "fill",
+    "forget",
+    "function_of",
+    "load",
+    "placed",
+    "prepare",
+    "seed",
+    "tile_parts",
+    "weighted_of",
+]
+
+# -- losses and metrics of PyTorch by name, for `nnlo train` -------------------------------------------
+
+#: A function of a model's output and the labels.
+Function: TypeAlias = Callable[[Any, Any], Any]
+# Losses whose labels are the numbers of classes.
+_OF_CLASSES = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
+
+
+def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the share of samples whose highest output is their class; labels are numbers or one-hot rows."""
+    if output.ndim < 2 or output.shape[1] < 2:
+        raise ValueError("accuracy needs an output for each of several classes; write one in the Python file")
+    classes = labels.argmax(1) if labels.shape == output.shape else labels
+    return (output.argmax(1) == classes).float().mean()
+
+
+def function_of(plan: RunPlan, flag: str, name: str) -> Function:
+    """Look up a loss or metric in the Python file, then in PyTorch."""
+    functions = {one: getattr(torch.nn.functional, one) for one in dir(torch.nn.functional) if _is_loss(one)}
+    classes = {one: getattr(torch.nn, one) for one in dir(torch.nn) if one.endswith("Loss")}
+    measures = {} if flag == "--loss" else {"accuracy": accuracy}
+    known = measures | functions | classes
+
+    def made(one: str) -> Function:
+        loss = known[one]() if inspect.isclass(known[one]) else known[one]
+        return _with_classes(loss) if one in _OF_CLASSES else loss
+
+    found: Function = plan.resolved(flag, name, made, [*known])
+    return found
+
+
+def weighted_of(plan: RunPlan, flag: str, name: str) -> Callable[[Any, Any, Any], torch.Tensor]:
+    """Look up a loss or metric, as a function of output, labels and weights.
+
+    It returns the sum of the weighted values of all samples, divided by their number: so the sums of batches
+    add up to that of the whole, however it is divided.
+    """
+    own = plan.from_module(name)
+    if own is not None:
+        if _places(own) < 3:
+            raise ConfigurationError(
+                f"{flag} {name}: the function in the Python file takes no weights; give it a third argument, "
+                "the samples' weights, and return the sum of the weighted values divided by their number"
+            )
+        found: Callable[[Any, Any, Any], torch.Tensor] = own
+        return found
+    each = (
+        _correct if name == "accuracy" and flag != "--loss" else _of_each(function_of(plan, flag, name), name)
+    )
+
+    def weighted(output: Any, labels: Any, weights: torch.Tensor) -> torch.Tensor:
+        values = each(output, labels)
+        if values.ndim == 0 or len(values) != len(weights):
+            raise ValueError(f"{name} has no value for each sample, so it cannot be weighted")
+        return (values.reshape(len(values), -1).mean(1) * weights).sum() / len(weights)
+
+    return weighted
+
+
+def _of_each(loss: Function, name: str) -> Function:
+    """Return a loss of PyTorch that has a value for each sample."""
+    functional: Any = getattr(torch.nn.functional, name, None)
+    kind: Any = getattr(torch.nn, name, None)
+    if functional is not None:
+        loss = partial(functional, reduction="none")
+    elif kind is not None:
+        loss = kind(reduction="none")
+    return _with_classes(loss) if name in _OF_CLASSES else loss
+
+
+def _correct(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    accuracy(output, labels)  # refuses what has no classes
+    classes = labels.argmax(1) if labels.shape == output.shape else labels
+    return (output.argmax(1) == classes).float()
+
+
+def _places(function: Callable[..., Any]) -> int:
+    """Return how many arguments a function takes by their place."""
+    kinds = [one.kind for one in inspect.signature(function).parameters.values()]
+    return 3 if inspect.Parameter.VAR_POSITIONAL in kinds else len([one for one in kinds if one <= 1])
+
+
+def _is_loss(name: str) -> bool:
+    return name[0] != "_" and (name.endswith("_loss") or "cross_entropy" in name or name == "kl_div")
+
+
+def _with_classes(loss: Function) -> Function:
+    """Widen integer labels to int64: these losses take no narrower integers, which files often have."""
+
+    def wide(output: Any, labels: Any) -> Any:
+        return loss(output, labels if labels.is_floating_point() else labels.long())
+
+    return wide
+
+
+# -- weights of a file, loaded into a module for `nnlo train --from`; no file runs code unless it is
+# trusted.
+
+#: Names under which scripts save the weights beside other things.
+_NESTED = ("state_dict", "model_state_dict", "model")
+
+
+def fill(model: torch.nn.Module, path: Path, trusted: bool) -> None:
+    """Load the weights of a file into a model, all of them.
+
+    Args:
+        model: the model.
+        path: a `.pt`, `.pth`, `.safetensors` or `.npz` file.
+        trusted: whether it may contain code.
+    """
+    read = {".safetensors": _of_safetensors, ".npz": _of_npz}.get(path.suffix.lower())
+    found = _of_torch(path, trusted) if read is None else read(path)
+    if isinstance(found, torch.nn.Module):
+        found = found.state_dict()
+    if isinstance(found, Mapping):
+        found = next((found[name] for name in _NESTED if isinstance(found.get(name), Mapping)), found)
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigurationError(
+            f"--from {path} holds {type(found).__name__} data and no weights by name; save model.state_dict()"
+        )
+    model.load_state_dict(found)
+
+
+def _of_torch(path: Path, trusted: bool) -> Any:
+    with readable_file(path) as file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=not trusted)
+        except pickle.UnpicklingError:
+            if trusted:
+                raise
+            raise ConfigurationError(
+                f"--from {path} is not only weights: loading it can run any code; save model.state_dict(), "
+                "or add --allow-pickle if you trust it"
+            ) from None
+
+
+def _of_safetensors(path: Path) -> Any:
+    try:
+        from safetensors.torch import load
+    except ImportError:
+        raise MissingExtraError(f"--from {path}", "safetensors", "safetensors") from None
+    return load(_content(path))
+
+
+def _of_npz(path: Path) -> Any:
+    return {name: torch.from_numpy(array) for name, array in npz_arrays(_content(path)).items()}
+
+
+def _content(path: Path) -> bytes:
+    return read_whole(path, os.stat(path).st_size)  # noqa: PTH116 - as large as it is
+
+
+# -- learning rates of `nnlo train --schedule` and `--warm-up` -----------------------------------------
+# A rate depends only on the epoch, the batch and the metrics so far, so a resumed training needs no
+# state. The schedulers of PyTorch for a warm-up and a plateau step an optimizer of a single number, whose
+# rate is copied.
+
+
+class RateSchedule:
+    """Sets the learning rates of an optimizer.
+
+    Args:
+        plan: the options.
+        optimizer: to set.
+        mode: "max" if the metric of a plateau should rise, else "min".
+    """
+
+    def __init__(self, plan: RatePlan, optimizer: torch.optim.Optimizer, mode: Literal["min", "max"]) -> None:
+        self._plan, self._mode, self._optimizer = plan, mode, optimizer
+        self._base = float(optimizer.param_groups[0]["lr"])
+        self._warm: list[float] = []
+
+    def begin_epoch(self, epoch: int, batches: int, seen: Sequence[float]) -> None:
+        """Set the rate of an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            batches: of each epoch of this worker.
+            seen: the metric of a plateau after each epoch so far.
+        """
+        plan = self._plan
+        if epoch < plan.warm_up:
+            if not self._warm:
+                self._warm = self._warming(plan.warm_up * batches)
+            self._at = epoch * batches
+            self.begin_batch(0)
+            return
+        self._warm = []
+        self._set(self._scheduled(epoch - plan.warm_up, seen[plan.warm_up :]))
+
+    def begin_batch(self, batch: int) -> None:
+        """Set the rate of a batch of a warm-up."""
+        if self._warm:
+            self._set(self._warm[min(self._at + batch, len(self._warm) - 1)])
+
+    @property
+    def rate(self) -> float:
+        """The rate as it is."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _warming(self, steps: int) -> list[float]:
+        steps = max(steps, 1)
+        model, scheduler = self._model(
+            lambda one: lr_scheduler.LinearLR(one, self._plan.start, total_iters=steps)
+        )
+        return [_next(model, scheduler) for _ in range(steps + 1)]
+
+    def _scheduled(self, epoch: int, seen: Sequence[float]) -> float:
+        plan = self._plan
+        if plan.kind == "plateau":
+            # Keras reduces after `every` epochs without improvement, PyTorch after its patience and one more.
+            optimizer, scheduler = self._model(
+                lambda one: lr_scheduler.ReduceLROnPlateau(
+                    one, self._mode, plan.factor, plan.every - 1, threshold=0, threshold_mode="abs"
+                )
+            )
+            for value in seen:
+                scheduler.step(value)
+            return float(optimizer.param_groups[0]["lr"])
+        return self._base * plan.part(epoch)
+
+    def _model(self, make: Any) -> tuple[torch.optim.Optimizer, Any]:
+        """Return an optimizer of one number with the first rate, and its scheduler."""
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], self._base)
+        return optimizer, make(optimizer)
+
+    def _set(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+
+def _next(optimizer: torch.optim.Optimizer, scheduler: Any) -> float:
+    """Return the rate, and step to the next one."""
+    rate = float(optimizer.param_groups[0]["lr"])
+    optimizer.step()  # a scheduler warns if it is stepped first
+    scheduler.step()
+    return rate
+
 
 _WEIGHT = "mean weight"
 

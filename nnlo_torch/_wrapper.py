@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -11,20 +13,192 @@ from typing import Any, ClassVar
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import AS_YOURS, Algorithm, RankOptions, RankWorld, WrapperBase, launched, readable
-from nnlo_torch._advice import explain_missing_variables
-from nnlo_torch._compat import global_hooks, hooks_of, stepped, without_hooks
+from nnlo_common.plugin import (
+    AS_YOURS,
+    Algorithm,
+    RankOptions,
+    RankWorld,
+    WrapperBase,
+    explain,
+    is_number,
+    launched,
+    names_rank,
+    path_of,
+    readable,
+    warn,
+)
+from nnlo_torch._compat import global_hooks, hooks_of, stepped, watch_saves, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
-from nnlo_torch._joint import joint_training
+from nnlo_torch._joint import JointTraining, joint_training
 from nnlo_torch._participation import Participation
-from nnlo_torch._requirements import local_of, momentum_of, refuse
-from nnlo_torch._saved_files import warn_of_saves
 from nnlo_torch._schedules import follow_progress
 from nnlo_torch._step_weights import checked_weight
 from nnlo_torch._stretches import refuse_options
 from nnlo_torch._team import join_team
 
-__all__ = ["Wrapper", "current"]
+__all__ = [
+    "Wrapper",
+    "current",
+    "explain_missing_variables",
+    "local_of",
+    "momentum_of",
+    "refuse",
+    "warn_of_saves",
+]
+
+# -- advice on errors of Python and PyTorch that a script meets when it begins to run on several ranks.
+
+explain(
+    "sampler option is mutually exclusive with shuffle",
+    "the sampler shuffles: leave shuffle out of the DataLoader; ShardSampler(data) draws a new order in each "
+    "epoch, ShardSampler(data, shuffle=False) does not",
+)
+explain(
+    "Error initializing torch.distributed using env://",
+    "nnlo starts by mpiexec or srun and needs no torch.distributed: remove init_process_group, "
+    "DistributedDataParallel and DistributedSampler; nnlo_torch.Synchronous(optimizer, servers=0) and "
+    "nnlo_torch.ShardSampler(data) take their place",
+)
+_SKIPPED = (
+    "a server skips the body of the loop over batches; if the variable is set there only, set it before the "
+    "loop, too, or use optimizer.mean({'loss': ...}, samples), which all ranks get"
+)
+
+
+def explain_missing_variables() -> None:
+    """Explain variables that do not exist on this rank, because it is a server."""
+    for words in ("' is not defined", "where it is not associated with a value"):
+        explain(words, _SKIPPED)
+
+
+# -- files that a script writes by `torch.save` on a worker: a warning, as other ranks write the same
+# file.
+
+#: Packages that choose the rank that saves.
+_CHOOSING = {
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "nnlo_common",
+    "nnlo_torch",
+    "pytorch_lightning",
+    "torch",
+    "transformers",
+}
+
+
+def warn_of_saves(joint: JointTraining, *, own_process: bool) -> Callable[[], None]:
+    """Warn once if the script saves a file by `torch.save` on the first worker while the training is open.
+
+    Args:
+        joint: the training; it has joined.
+        own_process: whether this rank is a process, and not a thread beside other ranks.
+
+    Returns:
+        A function that ends this.
+    """
+    team = joint.team
+    if team is None or team.share[0] != 0:
+        return lambda: None
+    # A thread's number may be used again, and neither reference must keep its object.
+    training, thread = weakref.ref(joint), None if own_process else weakref.ref(threading.current_thread())
+    rank, said = team.rank, threading.Event()
+
+    def look(file: Any, module: str) -> None:
+        of_others = thread is not None and thread() is not threading.current_thread()
+        if said.is_set() or of_others or module.partition(".")[0] in _CHOOSING:
+            return
+        open_still, path = training(), path_of(file)
+        if open_still is None or open_still.over or path is None or names_rank(path, rank):
+            return
+        said.set()
+        warn(
+            f"rank {rank} writes {path} by torch.save, but it is a worker: it saves its own weights, not the "
+            "centre, and all other ranks that run this line write the same file; write "
+            'optimizer.save(model.state_dict(), "model.pt"), which saves the centre once'
+        )
+
+    forget = watch_saves(look)
+    weakref.finalize(joint, forget)  # a training that has failed is never closed
+    return forget
+
+
+# -- requirements of the wrappers on the optimizers they wrap; refuses those that do not meet them -----
+
+_REFUSED = {
+    "LBFGS": "it evaluates the model several times per step",
+    "SparseAdam": "it needs sparse gradients, which cannot be exchanged",
+}
+
+
+def refuse(optimizer: object, wrapper: str) -> None:
+    """Refuse an object that a training of several ranks cannot step."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"{wrapper} wraps a torch optimizer, not a {name}; pass e.g. torch.optim.SGD(...)"
+        )
+    if isinstance(optimizer, Participation):
+        raise ConfigurationError(f"{wrapper} cannot wrap another wrapper, {name}; wrap the inner one alone")
+    if name in _REFUSED:
+        raise ConfigurationError(f"{wrapper} cannot wrap {name}: {_REFUSED[name]}; use another optimizer")
+
+
+def local_of(
+    local: object, optimizer: torch.optim.Optimizer, wrapper: str
+) -> tuple[float, torch.optim.Optimizer | None]:
+    """Return the learning rate of local steps, or 0, and the optimizer that makes them, or None.
+
+    Raises:
+        ConfigurationError: `local` is neither, or an optimizer over other parameters.
+    """
+    if local is None:
+        return 0.0, None
+    if local == AS_YOURS:
+        return float(optimizer.param_groups[0]["lr"]), None
+    if is_number(local) and 0 <= local < math.inf:
+        return float(local), None
+    if not isinstance(local, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"{wrapper}: local={local!r} is not possible: it must be a learning rate, a torch optimizer over "
+            "the same parameters, or None"
+        )
+    refuse(local, f"{wrapper}: local=")
+    own, given = ({id(tensor) for tensor in _parameters(one)} for one in (local, optimizer))
+    if own != given:
+        raise ConfigurationError(
+            f"{wrapper}: the optimizer in local= has {len(own - given)} parameters that yours does not have, "
+            f"and lacks {len(given - own)} of yours; make both from the same parameters"
+        )
+    # It is never stepped on a server or in a process alone; keep schedulers from warning of that.
+    stepped(local)
+    return 0.0, local
+
+
+def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: bool) -> float:
+    """Return the momentum of an SGD whose groups all share one; refuse everything else."""
+    groups = getattr(optimizer, "param_groups", [])
+    momenta = {group.get("momentum") for group in groups}
+    extras = [
+        name
+        for name in ("nesterov", "dampening", "weight_decay", "maximize")
+        if any(group.get(name) for group in groups) and not (nesterov and name == "nesterov")
+    ]
+    lacking = nesterov and not all(group.get("nesterov") for group in groups)
+    if not isinstance(optimizer, torch.optim.SGD) or len(momenta) != 1 or extras or lacking:
+        kind = "nesterov=True and " if nesterov else ""
+        found = f"{type(optimizer).__name__} with momenta {sorted(map(str, momenta))}"
+        raise ConfigurationError(
+            f"{wrapper} needs a torch.optim.SGD with {kind}one momentum for all groups and nothing else; "
+            f"it got {found}{' without nesterov' if lacking else ''}"
+            + (f" and {', '.join(extras)}" if extras else "")
+        )
+    return float(momenta.pop() or 0.0)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
 
 _current: weakref.ref[Wrapper] | None = None
 

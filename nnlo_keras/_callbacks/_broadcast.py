@@ -11,8 +11,7 @@ import numpy as np
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session
-from nnlo_keras._callbacks._driver import Driver
-from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._callbacks._rank_callback import Driver, RankCallback
 from nnlo_keras._model_optimizers import wrappers_in
 
 __all__ = ["Broadcast"]

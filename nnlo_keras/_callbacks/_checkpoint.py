@@ -27,12 +27,11 @@ from nnlo_common.plugin import (
     whole,
     whole_number,
 )
-from nnlo_keras._building import build_metrics
-from nnlo_keras._callbacks._driver import Driver
 from nnlo_keras._callbacks._model_state import ModelState
-from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._callbacks._rank_callback import Driver, RankCallback
 from nnlo_keras._callbacks._report import Report
 from nnlo_keras._compat import begin_with, callbacks_of_fit
+from nnlo_keras._model_optimizers import build_metrics
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions, assign, check_random, load_random, random_states, values_of
 

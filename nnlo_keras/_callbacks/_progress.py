@@ -9,8 +9,7 @@ from typing import Any
 
 from nnlo_common import TrainingReport
 from nnlo_common.plugin import Course, ProgressDisplay, is_live
-from nnlo_keras._callbacks._driver import Driver
-from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
+from nnlo_keras._callbacks._rank_callback import Driver, RankCallback, numbers
 from nnlo_keras._compat import batch_size_of_fit
 
 __all__ = ["Progress"]

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from nnlo_common import TrainingReport
-from nnlo_common.plugin import FactsWriter, StepProfiler, span
-from nnlo_keras._callbacks._driver import Driver
-from nnlo_keras._callbacks._rank_callback import RankCallback, numbers
-from nnlo_keras._profile import begin_profile
+from nnlo_common.plugin import FactsWriter, StepProfiler, begin_torch_profile, span
+from nnlo_keras._callbacks._rank_callback import Driver, RankCallback, numbers
 
-__all__ = ["Report"]
+__all__ = ["Report", "begin_profile"]
+
+# -- profilers of Keras's back ends --------------------------------------------------------------------
+
+
+def begin_profile(folder: Path) -> Callable[[], object]:
+    """Begin to profile with the profiler of the back end, and return what ends that.
+
+    Args:
+        folder: gets a trace.json from torch, and files for TensorBoard from TensorFlow and JAX.
+    """
+    backend = keras.backend.backend()
+    framework: Any = importlib.import_module(backend)
+    if backend == "torch":
+        return begin_torch_profile(framework, folder)
+    if backend == "tensorflow":
+        framework.profiler.experimental.start(str(folder))
+        stop: Callable[[], object] = framework.profiler.experimental.stop
+        return stop
+    framework.profiler.start_trace(str(folder))
+    end: Callable[[], object] = framework.profiler.stop_trace
+    return end
 
 
 class Report(RankCallback):

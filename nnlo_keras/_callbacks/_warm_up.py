@@ -9,8 +9,7 @@ import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import whole_number
-from nnlo_keras._callbacks._driver import Driver
-from nnlo_keras._callbacks._rank_callback import RankCallback
+from nnlo_keras._callbacks._rank_callback import Driver, RankCallback
 from nnlo_keras._compat import schedule_of, synchronise
 from nnlo_keras._wrapper import wrapper_of
 

@@ -15,21 +15,25 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import keras
 import keras_tuner
+import numpy as np
 from keras_tuner.engine.hyperparameters import HyperParameters
 from keras_tuner.engine.trial import Trial
 from optuna.samplers import BaseSampler
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
+    ALGORITHMS,
+    EXIT_CODE,
     LARGEST_JSON,
     DivisibleWorld,
     Interrupts,
+    RankWorld,
     TimeLeft,
     end_of,
     hold,
@@ -41,8 +45,12 @@ from nnlo_common.plugin import (
     warn,
     whole_number,
 )
+from nnlo_keras import _wrappers
+from nnlo_keras._distribute import Distribute
+from nnlo_keras._model_optimizers import any_wrapper_in
 from nnlo_keras._seeding import seed_generators
-from nnlo_keras.tune import _directory
+from nnlo_keras._wrapper import Wrapper
+from nnlo_keras.tune import _block_search
 from nnlo_keras.tune._block_search import search_over
 from nnlo_keras.tune._compat import (
     HookedTuner,
@@ -52,14 +60,143 @@ from nnlo_keras.tune._compat import (
     metrics_of,
     validate_results,
 )
-from nnlo_keras.tune._data import Folds, held_out
-from nnlo_keras.tune._early_end import EarlyEnd, OutOfTimeError
-from nnlo_keras.tune._joint_fit import fit_together
-from nnlo_keras.tune._oracle import SamplerOracle
-from nnlo_keras.tune._oracle_trials import FATAL, NOT_AGAIN, RESULT, averaged
-from nnlo_keras.tune._wrapping import Wrap, wrap_in, wrapping
+from nnlo_keras.tune._data import Folds, held_out, shared
+from nnlo_keras.tune._oracle import FATAL, NOT_AGAIN, RESULT, SamplerOracle, averaged
 
-__all__ = ["MPITuner"]
+__all__ = ["EarlyEnd", "MPITuner", "OutOfTimeError", "Wrap", "fit_together", "wrap_in", "wrapping"]
+
+# -- early end of a search without blocks: at a signal, or when no time is left ------------------------
+
+
+class OutOfTimeError(BaseException):
+    """Ends the search; a `BaseException`, because keras-tuner takes an `Exception` for a trial's failure."""
+
+
+class EarlyEnd(keras.callbacks.Callback):
+    """Callback that leaves a trial; a rerun of the same command resumes from the directory.
+
+    Args:
+        interrupts: the signals.
+        time_left: the time limit.
+    """
+
+    def __init__(self, interrupts: Interrupts, time_left: TimeLeft) -> None:
+        super().__init__()
+        self._interrupts, self._time_left = interrupts, time_left
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras' signature
+        """Leave after a signal or at the time limit; a `Checkpoint` runs first and has saved."""
+        if self._interrupts.came:
+            raise SystemExit(EXIT_CODE)
+        if self._time_left.over(time.time()):
+            raise OutOfTimeError
+
+
+# -- joint `fit` of a trial by several ranks, each on its share, with the same history -----------------
+
+
+class _Fatal(ConfigurationError, keras_tuner.errors.FatalValueError):
+    """Error at which keras-tuner ends a search."""
+
+
+def fit_together(
+    model: Any,
+    world: RankWorld,
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    *,
+    block_size: int,
+    shard: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments for this rank's `fit`, and make `fit` return the first rank's history.
+
+    Args:
+        model: the built model.
+        world: the ranks that train it.
+        args: the positional arguments of `search`.
+        options: its keyword arguments, with the callbacks.
+        block_size: the ranks per trial that the user asked for.
+        shard: whether to deal out the samples.
+
+    Raises:
+        ConfigurationError: the model's optimizer is not wrapped; this ends the search.
+    """
+    wrapper = any_wrapper_in(model)
+    if wrapper is None:
+        found = type(model.optimizer).__name__
+        raise _Fatal(
+            f"block_size={block_size} trains each trial on {block_size} ranks, but build() returns a model "
+            f"with a plain {found}; wrap it there, e.g. nnlo_keras.Downpour({found}(...)), or give MPITuner "
+            'distribute="downpour", or block_size=1'
+        )
+    callbacks = options["callbacks"]
+    if not any(isinstance(one, Distribute) for one in callbacks):
+        callbacks = [*callbacks, Distribute()]
+    _share_history(model, world)
+    options = {**options, "callbacks": callbacks}
+    return shared(args, options, wrapper.ranks) if shard else (args, options)
+
+
+def _share_history(model: Any, world: RankWorld) -> None:
+    """Make `fit` return the first rank's history on all ranks; the first rank validates."""
+    fit: Callable[..., Any] = model.fit
+
+    def fit_and_share(*args: Any, **options: Any) -> Any:
+        history = fit(*args, **options)
+        mine = {"epoch": history.epoch, "history": history.history} if world.rank == 0 else {}
+        answer = json.loads(world.gather_text(json.dumps(mine, default=_plain))[0])
+        history.epoch, history.history = answer["epoch"], answer["history"]
+        return history
+
+    model.fit = fit_and_share
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value).tolist()
+
+
+# -- wrap the optimizer of a model that was compiled with a plain one ----------------------------------
+
+Wrap: TypeAlias = Callable[[Any], Wrapper]
+
+_BY_NAME: dict[str, Wrap] = {name: _wrappers.wrapper(one) for name, one in ALGORITHMS.items()}
+
+
+def wrapping(asked: str | Wrap | None) -> Wrap | None:
+    """Return the function that wraps an optimizer, given as itself or by the algorithm's name.
+
+    Example:
+        >>> wrapping("easgd").__name__
+        'EASGD'
+    """
+    if asked is None or (callable(asked) and not isinstance(asked, str)):
+        return asked
+    if asked not in _BY_NAME:
+        raise ConfigurationError(
+            f"distribute={asked!r} is not known: use {', '.join(map(repr, sorted(_BY_NAME)))}, or a function "
+            "that wraps an optimizer, e.g. lambda optimizer: nnlo_keras.EASGD(optimizer, every=5)"
+        )
+    return _BY_NAME[asked]
+
+
+def wrap_in(model: Any, wrap: Wrap) -> None:
+    """Wrap the optimizer that a model was compiled with."""
+    if (found := any_wrapper_in(model)) is not None:
+        raise ConfigurationError(
+            f"distribute= was given, but the model's optimizer is already a {type(found).__name__}; "
+            "leave one of the two out"
+        )
+    optimizer = model.optimizer
+    if optimizer is None:
+        raise ConfigurationError(
+            "distribute= was given, but the model is not compiled; compile it in build()"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # Keras's own, under mixed_float16
+        config = optimizer.get_config() | {"inner_optimizer": wrap(optimizer.inner_optimizer)}
+        model.optimizer = keras.optimizers.LossScaleOptimizer(**config)
+    else:
+        model.optimizer = wrap(optimizer)
+
 
 # Arguments of keras-tuner's tuners that are their oracle's.
 _ORACLE_OPTIONS = (
@@ -160,7 +297,7 @@ class MPITuner(HookedTuner):
         self._block_size, self._folds, self._shard = block_size, Folds(folds), shard
         self._distribute, self._wrap = distribute, wrapping(distribute)
         self._fold: int | None = None  # the fold this rank trains; None: all, one after another
-        (_directory.keep_whole if self.has_directory else _directory.keep_nothing)(oracle)
+        (_block_search.keep_whole if self.has_directory else _block_search.keep_nothing)(oracle)
         if not self.has_directory:
             options["overwrite"] = False  # only the rank that owns the directory may empty it
         super().__init__(oracle, hypermodel, **options)
@@ -288,7 +425,7 @@ class MPITuner(HookedTuner):
             )
         results = self.hypermodel.fit(hp, model, *args, **options)
         if self._keeps_files():
-            _directory.write(self._build_config_file(trial.trial_id), model.get_build_config())
+            _block_search.write(self._build_config_file(trial.trial_id), model.get_build_config())
         validate_results(results, self.oracle.objective, "HyperModel.fit()")
         return results
 
@@ -364,12 +501,12 @@ class MPITuner(HookedTuner):
         """Write the state of the search, on the rank that owns the directory."""
         if self.has_directory:
             self.oracle.save()
-            _directory.write(self.state_file, self.get_state())
+            _block_search.write(self.state_file, self.get_state())
 
     def reload(self) -> None:
         """Resume the search in the directory, on the rank that owns it."""
         if self.has_directory:
-            _directory.read(self)
+            _block_search.read(self)
 
     def results_summary(self, num_trials: int = 10) -> None:
         """Print the best trials, once."""

@@ -7,8 +7,7 @@ Import `Trainer` and `TrainingArguments` from here; before an `accelerate.Accele
 from __future__ import annotations
 
 from nnlo_common.plugin import say_public_module
-from nnlo_torch.huggingface._arguments import ArgumentsMixin, TrainingArguments, begin
-from nnlo_torch.huggingface._trainer import Trainer, TrainerMixin
+from nnlo_torch.huggingface._trainer import ArgumentsMixin, Trainer, TrainerMixin, TrainingArguments, begin
 
 __all__ = ["ArgumentsMixin", "Trainer", "TrainerMixin", "TrainingArguments", "begin"]
 

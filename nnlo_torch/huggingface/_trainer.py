@@ -2,23 +2,180 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from accelerate import PartialState
 
-from nnlo_common.plugin import launched
-from nnlo_torch._foreign_loops import center_tells, leads, most, refuse_layout
+from nnlo_common.plugin import launched, warn
+from nnlo_torch._foreign_loops import (
+    center_tells,
+    leads,
+    most,
+    options_of,
+    refuse_layout,
+    share_buffers,
+    stop_together,
+)
 from nnlo_torch._joint import collective
 from nnlo_torch._participation import leave_with_center
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._wrapper import Wrapper
-from nnlo_torch.huggingface._compat import LoopHooks, silence_empty_epochs
-from nnlo_torch.huggingface._epoch_end import Agree, CatchUp
+from nnlo_torch.huggingface._compat import LoopHooks, add_loss, silence_empty_epochs, total_loss
 
-__all__ = ["Trainer", "TrainerMixin"]
+__all__ = ["Agree", "ArgumentsMixin", "CatchUp", "Trainer", "TrainerMixin", "TrainingArguments", "begin"]
+
+# -- end of an epoch: the server catches up with the workers' steps; then all ranks do the same --------
+
+
+class CatchUp(transformers.TrainerCallback):
+    """First of all callbacks: those after it see an epoch as if this rank had trained it.
+
+    Args:
+        trainer: this rank's, with a wrapper.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remember the counts before the epoch."""
+        self._steps, self._loss = state.global_step, total_loss(self._trainer)
+        self._options = options_of(self._trainer.wrapper)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the workers' steps on all ranks alike, and step the server's scheduler as often."""
+        trainer, wrapper = self._trainer, self._trainer.wrapper
+        if wrapper.serves:
+            control.should_training_stop = False  # the loop took an epoch without a batch for the end of data
+        counts = most(wrapper, {"steps": state.global_step - self._steps, "epoch": state.epoch or 0})
+        steps = round(counts["steps"])
+        own = total_loss(trainer) - self._loss  # 0 on a server
+        brought = {} if wrapper.serves else {"loss": own}
+        loss = wrapper.mean(brought, 0.0 if wrapper.serves else 1.0)["loss"]
+        share_buffers(wrapper)
+        state.global_step, state.epoch = self._steps + steps, counts["epoch"]
+        if leads(wrapper):
+            add_loss(trainer, loss - own)
+        if wrapper.serves:
+            control.should_log = True
+            schedule = trainer.lr_scheduler
+            if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                # Workers have sent the rates that their schedulers set; begin where they began.
+                for group, options in zip(wrapper.param_groups, self._options, strict=True):
+                    group.update(options)
+                for _step in range(steps):
+                    schedule.step()
+
+
+class Agree(transformers.TrainerCallback):
+    """Last of all callbacks: what is due on one rank is done on all, at the end of the epoch.
+
+    Args:
+        trainer: this rank's, with a wrapper.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer, self._warned = trainer, False
+        self._evaluates = self._saves = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Put off an evaluation or a checkpoint to the end of the epoch."""
+        self._evaluates |= control.should_evaluate
+        self._saves |= control.should_save
+        if (control.should_evaluate or control.should_save) and not self._warned:
+            self._warned = True
+            if self._trainer.wrapper.share[0] == 0:
+                warn(
+                    "eval_strategy='steps' and save_strategy='steps' act at the end of the epoch with "
+                    "several ranks: within it each worker is at another step"
+                )
+        control.should_evaluate = control.should_save = False
+        stop = bool(control.should_training_stop)
+        control.should_training_stop = stop_together(self._trainer.wrapper, stop=stop)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Evaluate, save and stop if one rank is to."""
+        told = most(
+            self._trainer.wrapper,
+            {
+                "evaluate": self._evaluates or control.should_evaluate,
+                "save": self._saves or control.should_save,
+                "stop": control.should_training_stop,
+            },
+            of_all=True,
+        )
+        self._evaluates = self._saves = False
+        control.should_evaluate, control.should_save = told["evaluate"] > 0, told["save"] > 0
+        control.should_training_stop = told["stop"] > 0
+
+
+# -- state of accelerate for one rank: each trains by itself, and rank 0 prints and saves --------------
+
+# Variables by which accelerate would set up torch.distributed between the ranks, and shard by itself.
+_PREFIXES = ("OMPI_COMM_WORLD_", "PMI_", "MV2_COMM_WORLD_")
+_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+
+
+def begin(*, cpu: bool = False) -> None:
+    """Make accelerate see a process of its own on every rank; call it before `Accelerator(...)`.
+
+    `is_main_process`, `print` and `save` are those of rank 0, which has the centre. In a process alone it
+    does nothing. `TrainingArguments` of this module calls it.
+
+    Args:
+        cpu: as that of `Accelerator`.
+    """
+    world = launched()  # MPI needs the variables
+    if world is None:
+        return
+    hosts = world.gather_text(world.host)
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _is_launchers(name)}
+    try:
+        state = PartialState(cpu=cpu)
+    finally:
+        os.environ.update(hidden)
+    if state.num_processes != 1:
+        raise collective(
+            f"accelerate has been set up for {state.num_processes} processes before; call "
+            "nnlo_torch.huggingface.begin() first"
+        )
+    state.process_index = world.rank
+    state.local_process_index = hosts[: world.rank].count(world.host)
+
+
+def _is_launchers(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+class ArgumentsMixin:
+    """Makes the arguments of any Trainer those of one rank: `class A(ArgumentsMixin, TrainingArguments)`."""
+
+    def __post_init__(self) -> None:
+        """Begin, and refuse what several ranks cannot do."""
+        own: Any = self
+        if launched() is not None:
+            if own.auto_find_batch_size:
+                raise collective(
+                    "auto_find_batch_size=True retries with smaller batches on one rank only; find the size "
+                    "in a process alone, then set per_device_train_batch_size"
+                )
+            begin(cpu=bool(own.use_cpu))
+            given = own.accelerator_config
+            if given is not None and not isinstance(given, dict):
+                raise collective("accelerator_config must be a dict or None with several ranks")
+            own.accelerator_config = {**(given or {}), "use_configured_state": True}
+        super().__post_init__()  # type: ignore[misc]
+
+
+@dataclass
+class TrainingArguments(ArgumentsMixin, transformers.TrainingArguments):
+    """Transformers' arguments, for a rank; in a process alone nothing changes."""
 
 
 class TrainerMixin(LoopHooks):

@@ -11,7 +11,7 @@ import transformers
 
 import nnlo_torch.huggingface as nh
 from nnlo_common import ConfigurationError
-from nnlo_torch.huggingface import _arguments, _compat, _trainer
+from nnlo_torch.huggingface import _compat, _trainer
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import ROOT
 
@@ -79,7 +79,7 @@ class Ranks:
 
 @pytest.fixture
 def several(monkeypatch):
-    for module in (_arguments, _trainer):
+    for module in (_trainer, _trainer):
         monkeypatch.setattr(module, "launched", Ranks)
 
 

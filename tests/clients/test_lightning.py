@@ -15,7 +15,7 @@ import nnlo_torch as nt
 from nnlo_common import ConfigurationError
 from nnlo_torch._foreign_loops import sharded
 from nnlo_torch.lightning._compat import with_sampler
-from nnlo_torch.lightning._refusals import refuse
+from nnlo_torch.lightning._strategy import refuse
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import ROOT
 

@@ -230,7 +230,7 @@ def changed_state(draw: random.Random) -> bytes:
 
 def torch_states() -> list[bytes]:
     """Return states as torch saves them."""
-    from nnlo_torch._snapshot import packed
+    from nnlo_torch._checkpoint import packed
 
     return [packed(tree) for tree in TREES]
 
@@ -252,7 +252,7 @@ def changed_torch(draw: random.Random) -> bytes:
 
 def read_torch(data: bytes, _: Path) -> object:
     """Read a state of torch."""
-    from nnlo_torch._snapshot import unpacked
+    from nnlo_torch._checkpoint import unpacked
 
     return unpacked(data)
 

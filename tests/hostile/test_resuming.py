@@ -20,7 +20,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 import nnlo_keras  # noqa: E402
 import nnlo_torch  # noqa: E402
-from nnlo_torch._snapshot import packed, unpacked  # noqa: E402
+from nnlo_torch._checkpoint import packed, unpacked  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

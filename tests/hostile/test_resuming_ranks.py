@@ -15,7 +15,7 @@ from tests.helpers.jobs import mpiexec
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
-from nnlo_torch._snapshot import packed, unpacked  # noqa: E402
+from nnlo_torch._checkpoint import packed, unpacked  # noqa: E402
 from tests.programs import torch_checkpoint  # noqa: E402
 
 PROGRAM = Path(torch_checkpoint.__file__)

@@ -16,7 +16,7 @@ pytest.importorskip("keras_tuner", reason="the environment for MPICH has no fram
 
 import keras_tuner
 
-from nnlo_keras.tune import MPITuner, _directory
+from nnlo_keras.tune import MPITuner, _block_search
 
 pytestmark = pytest.mark.framework("keras")
 
@@ -53,7 +53,7 @@ def test_files_that_keras_tuner_could_not_read_are_refused(
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path) if content is None else path.write_text(content)
     with pytest.raises(ConfigurationError, match=f"the search in .* cannot resume: .*{told}"):
-        _directory.read(tuner(tmp_path))
+        _block_search.read(tuner(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_files_that_keras_tuner_could_not_read_are_refused(
 )
 def test_what_keras_tuner_raises_about_a_state_is_one_error(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(ConfigurationError, match="cannot resume: one of its files is not of a search"):
-        _directory.read(tuner(tmp_path, error))
+        _block_search.read(tuner(tmp_path, error))
 
 
 @pytest.mark.filterwarnings("ignore:.*(currentThread|getName).* is deprecated")  # keras-tuner's

@@ -349,7 +349,7 @@ def test_a_way_around_the_seam_is_seen(line: str, breach: bool) -> None:
 # How files look.
 
 
-def test_modules_are_short() -> None:
+def test_modules_are_one_subject_each() -> None:
     lengths = {
         path.relative_to(ROOT): len(path.read_text().splitlines())
         for package in PACKAGES
@@ -357,7 +357,7 @@ def test_modules_are_short() -> None:
         if path.name != "__init__.py"
     }
     assert not {path: length for path, length in lengths.items() if length > 800}
-    assert statistics.median(lengths.values()) < 200
+    assert statistics.median(lengths.values()) < 300  # a subject each, not a hundred lines each
 
 
 @pytest.mark.parametrize("package", PACKAGES)

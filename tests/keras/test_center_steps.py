@@ -11,9 +11,9 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common import FlatVector  # noqa: E402
-from nnlo_keras._center_steps import stepper  # noqa: E402
 from nnlo_keras._flat_variables import flat_variables  # noqa: E402
 from nnlo_keras._variable_layout import layout_of  # noqa: E402
+from nnlo_keras._weights import stepper  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),

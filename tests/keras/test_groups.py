@@ -743,7 +743,7 @@ def refused(text, size=2, *, servers=0, **options):
 
 
 def test_several_batches_an_execution_are_refused(monkeypatch):
-    monkeypatch.setattr("nnlo_keras._batch_sizes.BatchSizes.per_execution", 4)
+    monkeypatch.setattr("nnlo_keras._exchanges.BatchSizes.per_execution", 4)
     refused("steps_per_execution=4, but the mean over the group is made after each batch")
 
 

@@ -15,7 +15,7 @@ import nnlo_keras as nk  # noqa: E402
 from nnlo_common.testing import MemoryCluster  # noqa: E402
 from nnlo_common.training.report import _progress_display  # noqa: E402
 from nnlo_common.training.report._live_ranks import read_live  # noqa: E402
-from nnlo_keras import _server_bar  # noqa: E402
+from nnlo_keras import _served_epochs  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 
 pytestmark = [
@@ -32,7 +32,7 @@ def at_every_batch(monkeypatch):
     """Show and note after each batch, as if each took long."""
     for name in ("PLAIN_S", "_NOTED_S"):
         monkeypatch.setattr(_progress_display, name, 0.0)
-    monkeypatch.setattr(_server_bar, "_EVERY_S", 0.0)
+    monkeypatch.setattr(_served_epochs, "_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_progress_changes_no_number(tmp_path):
 @pytest.mark.parametrize("known", [True, False])
 def test_the_bar_of_keras_counts_the_batches_of_all_workers_once(launched, capsys, known, monkeypatch):
     if not known:  # as with a generator
-        monkeypatch.setattr(_server_bar, "_steps_of", lambda params, feed: None)
+        monkeypatch.setattr(_served_epochs, "_steps_of", lambda params, feed: None)
     with MemoryCluster(4) as cluster:
         cluster.run(lambda world: fit(3, [], world, verbose=1))
     told = re.sub(r"[\x08\r]+|\x1b\[\d*m", "\n", capsys.readouterr().out)

@@ -17,7 +17,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
-from nnlo_keras._delegation import OPTIONS  # noqa: E402
+from nnlo_keras._wrapper import OPTIONS  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.frameworks import since  # noqa: E402
 from tests.helpers.keras_cases import same, values  # noqa: E402

@@ -16,7 +16,7 @@ from tests.helpers.paths import PROGRAMS
 
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 import nnlo_keras as nk  # noqa: E402
-from nnlo_keras import _saved_files  # noqa: E402
+from nnlo_keras import _callback_lists  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -28,16 +28,16 @@ pytestmark = [
 @pytest.fixture
 def model(monkeypatch):
     monkeypatch.setattr(_errors, "_SHOWN", {})
-    monkeypatch.setattr(_saved_files, "_saves", _saved_files._SavedModels())
-    before = {name: getattr(keras.Model, name) for name in _saved_files._METHODS}
+    monkeypatch.setattr(_callback_lists, "_saves", _callback_lists._SavedModels())
+    before = {name: getattr(keras.Model, name) for name in _callback_lists._METHODS}
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     yield model
-    _saved_files._saves._forget(id(model))
-    assert {name: getattr(keras.Model, name) for name in _saved_files._METHODS} == before
+    _callback_lists._saves._forget(id(model))
+    assert {name: getattr(keras.Model, name) for name in _callback_lists._METHODS} == before
 
 
 def said(model, save, rank=1):
-    _saved_files.warn_of_saves(model, types.SimpleNamespace(rank=rank))
+    _callback_lists.warn_of_saves(model, types.SimpleNamespace(rank=rank))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         save(model)
@@ -67,7 +67,7 @@ def test_what_no_other_rank_writes_is_not(model, tmp_path):
     (tmp_path / "tmpab_45678").mkdir()
     assert said(model, lambda model: model.save(tmp_path / "tmpab_45678" / "m.keras")) == []
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    _saved_files.warn_of_saves(model, types.SimpleNamespace(rank=1))
+    _callback_lists.warn_of_saves(model, types.SimpleNamespace(rank=1))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         other.save(tmp_path / "out" / "m.keras")

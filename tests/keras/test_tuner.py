@@ -31,8 +31,8 @@ from nnlo_common.testing import InjectedFault
 from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle
 from nnlo_keras.tune._data import Folds, held_out
-from nnlo_keras.tune._early_end import EarlyEnd
-from nnlo_keras.tune._oracle_trials import RESULT, OracleTrials
+from nnlo_keras.tune._oracle import RESULT, OracleTrials
+from nnlo_keras.tune._tuner import EarlyEnd
 
 pytestmark = [
     pytest.mark.framework("keras"),

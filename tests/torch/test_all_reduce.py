@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 
 import nnlo_torch as nt  # noqa: E402
 from nnlo_common.plugin import GroupRank  # noqa: E402
-from nnlo_torch._buckets import Buckets  # noqa: E402
 from nnlo_torch._flat_model import FlatModel  # noqa: E402
+from nnlo_torch._group_gradients import Buckets  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.torch.test_groups import backward, close, flat, train, train_large, wrapped  # noqa: E402
 
@@ -25,7 +25,7 @@ WAYS = ["mpi", "shared", "thread", "torch"]
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch):
-    monkeypatch.setattr("nnlo_torch._buckets._SIZE", 20)
+    monkeypatch.setattr("nnlo_torch._group_gradients._SIZE", 20)
 
 
 @pytest.mark.parametrize("servers", [0, 1])

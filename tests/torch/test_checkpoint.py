@@ -16,7 +16,7 @@ from tests.helpers.pages import code
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch._snapshot import packed, unpacked  # noqa: E402
+from nnlo_torch._checkpoint import packed, unpacked  # noqa: E402
 from tests.programs import torch_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")

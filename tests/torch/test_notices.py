@@ -14,7 +14,7 @@ from nnlo_common.cluster._aborting import describe_failure
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch import _advice, _wrapper  # noqa: E402
+from nnlo_torch import _wrapper  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 
@@ -155,7 +155,7 @@ def test_a_variable_that_the_loop_of_a_server_has_not_set_is_explained(monkeypat
         with pytest.raises(NameError) as caught:
             missing()
         assert not explained(caught.value).startswith("nnlo: a server skips")
-        _advice.explain_missing_variables()
+        _wrapper.explain_missing_variables()
         assert explained(caught.value).startswith(
             "nnlo: a server skips the body of the loop over batches; if"
         )

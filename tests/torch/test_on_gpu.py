@@ -17,7 +17,7 @@ from nnlo_common.testing import MemoryCluster
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 from nnlo_torch import _flat_model  # noqa: E402
-from nnlo_torch._device_sums import DeviceSum  # noqa: E402
+from nnlo_torch._team import DeviceSum  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.devices import DEVICES, device_of, on_gpu  # noqa: E402
 from tests.helpers.jobs import environment, mpiexec  # noqa: E402

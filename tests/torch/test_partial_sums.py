@@ -12,7 +12,7 @@ from nnlo_common.base import _errors
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch import _partial_sums  # noqa: E402
+from nnlo_torch import _sampler  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 
@@ -189,8 +189,8 @@ def test_alone_a_loop_has_all_data(loop):
 
 def test_a_source_is_read_once(monkeypatch):
     read = []
-    tree_of = _partial_sums._tree_of
-    monkeypatch.setattr(_partial_sums, "_tree_of", lambda frame: read.append(frame.f_code) or tree_of(frame))
+    tree_of = _sampler._tree_of
+    monkeypatch.setattr(_sampler, "_tree_of", lambda frame: read.append(frame.f_code) or tree_of(frame))
     said(at_once, by_its_own_count)
     assert at_once.__code__ in read
     assert len(read) == len(set(read))
