@@ -20,7 +20,6 @@ from nnlo_common.base._file_access import read_whole, readable_file
 from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
-from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -62,7 +61,7 @@ from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.search._compat import OtherProject
 from nnlo_common.simulation import Advice
-from nnlo_common.simulation._probe import GradientHistogram
+from nnlo_common.simulation._probe import GradientHistogram, ProcessMemory
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -102,9 +101,8 @@ if TYPE_CHECKING:
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
     from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
-    from nnlo_common.search.coordinator._running_trial import RunningTrial
+    from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialChooser, TrialSource
     from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-    from nnlo_common.search.coordinator._trial_source import TrialChooser, TrialSource
     from nnlo_common.search.messages._channels import Death, TeamMessage, connect_search
     from nnlo_common.search.messages._search_messages import End, Note, Start
     from nnlo_common.search.samplers._engines import engine
@@ -274,7 +272,7 @@ _LATER = {
     "run_block": "nnlo_common.search.block._block",
     "run_coordinator": "nnlo_common.search.coordinator._coordinator",
     "running": "nnlo_common.commands.train._python_file",
-    "RunningTrial": "nnlo_common.search.coordinator._running_trial",
+    "RunningTrial": "nnlo_common.search.coordinator._parameter_choice",
     "RunPlan": "nnlo_common.commands.train._run_plan",
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
@@ -284,8 +282,8 @@ _LATER = {
     "TeamMessage": "nnlo_common.search.messages._channels",
     "TimeLeft": "nnlo_common.search.coordinator._time_left",
     "Trainer": "nnlo_common.commands.train._trainer",
-    "TrialChooser": "nnlo_common.search.coordinator._trial_source",
-    "TrialSource": "nnlo_common.search.coordinator._trial_source",
+    "TrialChooser": "nnlo_common.search.coordinator._parameter_choice",
+    "TrialSource": "nnlo_common.search.coordinator._parameter_choice",
 }
 
 

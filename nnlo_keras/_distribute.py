@@ -32,11 +32,11 @@ from nnlo_keras._compat import (
     unvalidated,
 )
 from nnlo_keras._exchanges import BatchSizes, Exchanges, Passes, Rates
-from nnlo_keras._given_data import warn_of_data
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, build, wrappers_in
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
+from nnlo_keras._shard import warn_of_data
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
 

@@ -26,10 +26,9 @@ from nnlo_common.plugin import (
 )
 from nnlo_torch._background import start
 from nnlo_torch._evaluation import Sums, counted, evaluating
-from nnlo_torch._flat_model import FlatModel
+from nnlo_torch._flat_model import FlatModel, modules_of
 from nnlo_torch._given_data import read, warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
-from nnlo_torch._modules import modules_of
 from nnlo_torch._schedules import steps_of_one_process
 from nnlo_torch._step_weights import Draws, StepWeights
 

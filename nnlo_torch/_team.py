@@ -25,10 +25,9 @@ from nnlo_common.plugin import (
 )
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._compat import BatchNorm
-from nnlo_torch._flat_model import FlatModel, named_parameters
+from nnlo_torch._flat_model import FlatModel, buffers_of, named_parameters
 from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._joint import JointTraining
-from nnlo_torch._modules import buffers_of
 from nnlo_torch._schedules import GroupOptions
 from nnlo_torch._stretches import GroupOptimizer
 

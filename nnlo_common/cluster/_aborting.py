@@ -17,6 +17,7 @@ import hashlib
 import os
 import socket
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -27,10 +28,12 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 from nnlo_common.base._errors import (
     ConfigurationError,
+    DivergedError,
     DroppedError,
     MissingExtraError,
     PeerLostError,
     StartupError,
+    plural,
 )
 
 __all__ = [
@@ -284,17 +287,37 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
     return f"{who} failed{where}; ending the job\n{_traced(error)}{advice}"
 
 
+#: Set to "all", this environment variable shows the whole traceback of each error.
+TRACEBACK = "NNLO_TRACEBACK"
+_OF_USER = (ConfigurationError, DivergedError, MissingExtraError, PeerLostError, StartupError)
+
+
 def _traced(error: BaseException) -> str:
-    """The traceback, without our own frames where the error is the user's to mend."""
-    of_user = isinstance(error, (ConfigurationError, MissingExtraError, PeerLostError, StartupError))
-    if not of_user or error.__cause__ is not None:
+    """The traceback; where the error is the user's to mend, that of the user's own lines."""
+    if not isinstance(error, _OF_USER) or error.__cause__ is not None or os.environ.get(TRACEBACK) == "all":
         return "".join(traceback.format_exception(error))
-    ours = str(Path(__file__).parents[2] / "nnlo_")  # any of the packages
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)
-    ]
-    where = traceback.format_list(frames)
-    return "".join(["Traceback (most recent call last):\n", *where, f"{type(error).__name__}: {error}\n"])
+    lines, hidden = ["Traceback (most recent call last):\n"], 0
+    for frame in traceback.extract_tb(error.__traceback__):
+        if _is_library(frame.filename):
+            hidden += 1
+            continue
+        lines += [_folded(hidden), *traceback.format_list([frame])]
+        hidden = 0
+    return "".join([*lines, _folded(hidden), f"{type(error).__name__}: {error}\n"])
+
+
+def _folded(frames: int) -> str:
+    told = f"  ... {plural(frames, 'call')} within libraries; {TRACEBACK}=all shows them\n"
+    return told if frames else ""
+
+
+def _is_library(file: str) -> bool:
+    """Whether a source file is ours, of another package, or Python's own."""
+    homes = {str(Path(__file__).parents[2] / "nnlo_"), *(sysconfig.get_path(one) for one in _LIBRARIES)}
+    return file.startswith(("<frozen", *homes))
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 class _Guard:

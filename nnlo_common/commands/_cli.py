@@ -90,7 +90,7 @@ for each name of the model's outputs. docs/predict.md has more.
         models="+",
     ),
     "tile": JobCommand(
-        module="nnlo_common.commands.predict._tile_command",
+        module="nnlo_common.commands.predict._predict_command",
         run="TileCommandRun",
         options=TILE_OPTIONS,
         short="apply a trained model to a volume or an image of any size, in tiles",

@@ -12,7 +12,6 @@ from nnlo_common.algorithms import CenterRule
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State
-from nnlo_common.protocol._checks import refused, violated
 from nnlo_common.protocol._events import (
     Action,
     Event,
@@ -28,7 +27,7 @@ from nnlo_common.protocol._events import (
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._waiting_requests import WaitingRequests, contributions, count_commit, refusal
 from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
-from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing
+from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing, refused, violated
 
 __all__ = ["Server"]
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from nnlo_common import ConfigurationError, Downpour, MissingExtraError, NNLOError, StartupError
+from nnlo_common import (
+    ConfigurationError,
+    DivergedError,
+    Downpour,
+    MissingExtraError,
+    NNLOError,
+    ProtocolError,
+    StartupError,
+)
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
     Launch,
@@ -21,6 +32,7 @@ from nnlo_common.cluster._connecting import (
 )
 from nnlo_common.cluster._threads import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
 from nnlo_common.cluster.transport._mpi4py import cuda_aware, one_line
+from nnlo_common.protocol._messages import Frame, decode
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 
@@ -203,6 +215,30 @@ def test_a_mistake_of_the_user_is_shown_without_our_own_frames() -> None:
     block = describe_failure(1, 3, "node7", caught.value)
     assert "test_connecting.py" in block
     assert "/nnlo_common/" not in block
+
+
+def test_calls_within_libraries_are_folded_above_and_below_the_user_s_lines(monkeypatch) -> None:
+    """A diverged training in a torch loop ended with 47 lines, 30 of them ours and torch's."""
+
+    def of_user(_: object) -> None:
+        raise DivergedError("rank 2 sent NaN")
+
+    with pytest.raises(DivergedError) as caught:
+        functools.reduce(lambda _, one: json.loads("1", object_hook=of_user, parse_int=of_user), [1, 2])
+    block = describe_failure(1, 3, "node7", caught.value)
+    folded = [line for line in block.splitlines() if line.startswith("  ... ")]
+    assert len(folded) == 1  # three calls of json, between two lines of this file
+    assert re.fullmatch(r"  \.\.\. \d calls within libraries; NNLO_TRACEBACK=all shows them", folded[0])
+    assert block.count('  File "') == block.count("test_connecting.py") == 3
+    assert block.endswith("DivergedError: rank 2 sent NaN\n")
+    monkeypatch.setenv("NNLO_TRACEBACK", "all")
+    assert "json/decoder.py" in describe_failure(1, 3, "node7", caught.value)
+
+
+def test_an_error_that_is_ours_is_shown_whole() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode(Frame(1), received_bytes=3)
+    assert "/nnlo_common/" in describe_failure(0, 2, "node7", caught.value)
 
 
 def run_failing(how: str) -> tuple[str, int]:

@@ -31,10 +31,9 @@ from nnlo_common.commands.doctor._checks import (
     seconds,
     signed_seconds,
 )
-from nnlo_common.commands.doctor._doctor_command import Examination, as_json, as_page, verdict
+from nnlo_common.commands.doctor._doctor_command import Examination, Watchdog, as_json, as_page, verdict
 from nnlo_common.commands.doctor._link_speed import LinkSpeed, partners_of
 from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock
-from nnlo_common.commands.doctor._watchdog import Watchdog
 from nnlo_common.training.report._facts_writer import versions
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS

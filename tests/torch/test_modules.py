@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from nnlo_torch._modules import modules_of  # noqa: E402
+from nnlo_torch._flat_model import modules_of  # noqa: E402
 
 
 class Pair(torch.nn.Module):

@@ -11,7 +11,7 @@ from tests.helpers.threads import ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch._modules import buffers_of  # noqa: E402
+from nnlo_torch._flat_model import buffers_of  # noqa: E402
 from nnlo_torch._team import FlatBuffers  # noqa: E402
 from tests.programs import torch_statistics as job  # noqa: E402
 

@@ -13,12 +13,11 @@ from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.commands.advise._advising import advise_with
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._job import Job, RankCommand
-from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._model_file import check_model, check_weights_file, load_model, plug_in
 from nnlo_common.commands.train._option import Option, option, options_of
 from nnlo_common.commands.train._python_file import adapting
 from nnlo_common.commands.train._run_plan import RunPlan, check_files, data_of
 from nnlo_common.commands.train._settings import OPTIONS, settings_of
-from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.training._joining import apart
 
 __all__ = ["ADVISE_OPTIONS", "AdviseRun"]

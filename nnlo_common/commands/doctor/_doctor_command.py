@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -28,9 +29,43 @@ from nnlo_common.commands.doctor._checks import (
 )
 from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links
 from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, examine, look_at_mpi
-from nnlo_common.commands.doctor._watchdog import Watchdog
 
-__all__ = ["Examination", "as_json", "as_page", "run_doctor", "verdict"]
+__all__ = ["Examination", "Watchdog", "as_json", "as_page", "run_doctor", "verdict"]
+
+# -- watchdog: aborts a hanging check and names the step -----------------------------------------------
+
+
+class Watchdog:
+    """Calls `on_late` if a step takes too long.
+
+    Args:
+        limit_s: the longest a step may take.
+        on_late: called with the name of the late step, in another thread.
+
+    Example:
+        >>> watchdog = Watchdog(60, print)
+        >>> watchdog.step("asking every rank")
+        >>> watchdog.stop()
+    """
+
+    def __init__(self, limit_s: float, on_late: Callable[[str], None]) -> None:
+        self._limit_s = limit_s
+        self._on_late = on_late
+        self._timer: threading.Timer | None = None
+
+    def step(self, what: str) -> None:
+        """Begin a step and end the one before."""
+        self.stop()
+        self._timer = threading.Timer(self._limit_s, self._on_late, [what])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        """End the last step."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 # -- output of the doctor: a page for people, or JSON for programs -------------------------------------
 

@@ -15,7 +15,7 @@ from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster._topology import Cell
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, RankCommand, brief, tell
-from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._model_file import check_model, check_weights_file, load_model, plug_in
 from nnlo_common.commands.train._python_file import adapting, users_line
 from nnlo_common.commands.train._run_folder import (
     HISTORY,
@@ -35,7 +35,6 @@ from nnlo_common.commands.train._run_plan import (
     standardized,
 )
 from nnlo_common.commands.train._settings import Settings
-from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.data import Standard
 from nnlo_common.data._standard import STANDARD

@@ -7,15 +7,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
 from optuna import TrialPruned
 
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._file_access import new_folder
-from nnlo_common.commands.train._job import Job
+from nnlo_common.commands.train._job import Job, tell
 from nnlo_common.commands.train._model_file import plug_in
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import running
@@ -28,18 +30,21 @@ from nnlo_common.commands.tune._search_folder import (
     BEGAN,
     BLOCK,
     FOLDER,
+    JOURNAL,
     TRIAL,
     VALUE,
     Found,
     drop_models,
     known_value,
 )
+from nnlo_common.commands.tune._search_result import conclude
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
+from nnlo_common.search import optimize
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched
 from nnlo_common.training.report._live_table import is_live
 
-__all__ = ["TrialTraining", "watching"]
+__all__ = ["TrialTraining", "search", "watching"]
 
 # -- watch over the trials of a running search: report each, and remove the models of worse ones -------
 
@@ -202,3 +207,75 @@ def _describe(home: Path, tried: Mapping[str, Any], config: str) -> None:
     if config:
         write_text(home / CONFIG, config)
     write_text(home.with_name(f"{home.name}.json"), json.dumps(tried, indent=1) + "\n")
+
+
+# -- the search itself; imported last, because it imports Optuna ---------------------------------------
+
+
+@contextmanager
+def _advised() -> Iterator[None]:
+    """Drop the search's own advice: only the command knows whether --run was given."""
+    try:
+        yield
+    except PeerLostError as lost:
+        lost.problem = lost.problem.partition(". Rerun the same command")[0]
+        raise
+
+
+_PRUNERS: dict[str, Any] = {
+    "none": optuna.pruners.NopPruner,
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
+
+
+def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Found) -> int:
+    """Search (collective), and return the exit status.
+
+    Args:
+        job: the ranks.
+        facts: of the search.
+        path: of the model.
+        framework: of the model.
+        found: the contents of the folder.
+    """
+    asked = facts.request.search
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        direction=facts.figure.direction,
+        pruner=_PRUNERS[asked.prune](),
+        study_name="nnlo tune",
+    )
+    if job.speaks and facts.default:
+        study.enqueue_trial(dict(facts.default))  # after a resume the journal skips it
+    train = TrialTraining(
+        facts=facts, path=path, framework=framework, found=found, block=facts.layout.block_of(job.rank)
+    )
+    with watching(study, facts) if job.speaks else nullcontext(), _advised():
+        optimize(
+            study,
+            train,
+            n_trials=asked.num_iterations,
+            block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
+            search_ranks=facts.layout.search_ranks,
+            folds=asked.n_fold,
+            lockstep=asked.lockstep,
+            elastic=asked.elastic,
+            sampler=asked.hyper_opt,
+            seed=facts.request.seed,
+            failures=asked.failures,
+            until=asked.end,
+            retries=asked.retries,
+            target_objective=asked.target_objective,
+            journal=facts.folder / JOURNAL,
+            export=asked.export,
+        )
+    problem = ""
+    with job.together(patient=True):
+        if job.speaks:
+            problem = conclude(study, facts)
+    problem = job.share(problem)[0]
+    if problem and job.speaks:
+        tell(problem, "tune")
+    return 1 if problem else 0

@@ -15,7 +15,7 @@ from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.commands.train._job import Job, RankCommand, tell
-from nnlo_common.commands.train._model_file import check_model, load_model, plug_in
+from nnlo_common.commands.train._model_file import check_model, check_weights_file, load_model, plug_in
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._python_file import (
     adapting,
@@ -27,7 +27,6 @@ from nnlo_common.commands.train._python_file import (
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import MODES, MOMENTUM, OPTIONS, settings_of, value_of
-from nnlo_common.commands.train._start_weights import check_weights_file
 from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
 from nnlo_common.commands.tune._request import Request, in_flags, read_request
@@ -135,7 +134,7 @@ class SearchRun(RankCommand):
 
     def search(self) -> int:
         """Search, write the result, and return the exit status."""
-        from nnlo_common.commands.tune._optuna_study import search
+        from nnlo_common.commands.tune._trial_training import search
 
         self._started = True
         facts = SearchFacts(

@@ -22,9 +22,8 @@ from typing import Any
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.search.coordinator._running_trial import RunningTrial
+from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialSource
 from nnlo_common.search.coordinator._time_left import TimeLeft
-from nnlo_common.search.coordinator._trial_source import TrialSource
 from nnlo_common.search.messages._channels import CoordinatorChannel, Death, TeamMessage
 from nnlo_common.search.messages._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage
 

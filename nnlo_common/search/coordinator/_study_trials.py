@@ -23,9 +23,13 @@ from nnlo_common.search._compat import (
     suggested,
     was_stopped,
 )
-from nnlo_common.search.coordinator._parameter_choice import LocalChooser, LockstepChooser
-from nnlo_common.search.coordinator._remote_choice import RemoteChooser
-from nnlo_common.search.coordinator._running_trial import RunningTrial
+from nnlo_common.search.coordinator._parameter_choice import (
+    LocalChooser,
+    LockstepChooser,
+    RemoteChooser,
+    RunningTrial,
+    TrialSource,
+)
 from nnlo_common.search.coordinator._trial_results import (
     ERROR,
     FAILURE,
@@ -37,7 +41,6 @@ from nnlo_common.search.coordinator._trial_results import (
     log_best,
     tell,
 )
-from nnlo_common.search.coordinator._trial_source import TrialSource
 from nnlo_common.search.journal._journal import SearchRecord, packed
 from nnlo_common.search.messages._channels import Death, TeamMessage
 from nnlo_common.search.messages._search_messages import (
