@@ -262,3 +262,20 @@ def test_the_gaussian_process_is_told_how_noisy_means_are(monkeypatch):
     study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
     assert heard == [noise_of_means(study.trials)]
     assert heard[0] > 0.1
+
+
+def test_a_planted_sampler_is_a_line_and_a_module(tmp_path, monkeypatch):
+    (tmp_path / "planted_sampler.py").write_text(
+        "from optuna.samplers import RandomSampler\n"
+        "def make(wanted):\n"
+        "    return RandomSampler(seed=wanted.seed + wanted.n_trials)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(SAMPLERS, "planted", "planted_sampler")
+    study = optuna.create_study()
+    found = optimize(study, lambda trial: trial.suggest_float("x", 0, 1), n_trials=3, sampler="planted")
+    alone = optuna.create_study(sampler=RandomSampler(seed=7))
+    assert isinstance(engine("planted", 4, 3, alone), RandomSampler)
+    assert len(found.trials) == 3
+    with pytest.raises(ConfigurationError, match='or "planted", or any Optuna sampler'):
+        engine("plant", 4, 3, alone)

@@ -85,7 +85,7 @@ class SearchSettings:
     space: str | None = _option(
         "a .toml or .yaml file with the search space; else get_space() gives it", "FILE"
     )
-    hyper_opt: str = _option("how the next trial is chosen", default="bayesian", choices=SAMPLERS)
+    hyper_opt: str = _option("how the next trial is chosen", default="bayesian", choices=tuple(SAMPLERS))
     lockstep: bool = _option("repeat the same search exactly, at any pace of the blocks", default=False)
     elastic: bool = _option(
         "let blocks that are idle at the end join the others; needs --checkpoint", default=False

@@ -19,8 +19,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common.search._compat import LEAST_NOISE, look_less, tell_noise
 from nnlo_common.search.coordinator._trial_results import FOLDS, SECONDS
+from nnlo_common.search.samplers._names import Wanted
 
-__all__ = ["BayesianSampler", "noise_of_means"]
+__all__ = ["BayesianSampler", "make", "noise_of_means"]
 
 # -- noise of the mean over folds, estimated from all trials of a search -------------------------------
 # All trials train on the same folds, so a fold that is harder than others says nothing about a trial. The
@@ -57,6 +58,11 @@ _MOST_TRIALS = 300
 _REMEMBERED = 0.99
 # The number of last trials that estimate a trial's time.
 _LATELY = 20
+
+
+def make(wanted: Wanted) -> BayesianSampler:
+    """Make the sampler."""
+    return BayesianSampler(seed=wanted.seed, n_trials=wanted.n_trials)
 
 
 class BayesianSampler(BaseSampler):

@@ -1,23 +1,11 @@
-"""Samplers by name.
-
-"random"         uniform
-"grid"           each combination once, in any order; for whole numbers, choices and floats with a step
-"qmc"            a Sobol sequence: covers the space evenly; choices are random
-"tpe"            tree-structured Parzen estimators; any space
-"gp"             a Gaussian process; smooth functions of few parameters
-"cmaes"          CMA-ES: moves a normal distribution; needs many trials; numbers only, the rest is random
-"bayesian"       GP where it works best, else TPE; see `BayesianSampler`
-"evolutionary"   a steady-state genetic algorithm; see `EvolutionarySampler`. With several objectives
-                 "nsgaii".
-"nsgaii"         NSGA-II, with a population small enough to get beyond its first generation.
-"""
+"""The sampler of a name, and those that are Optuna's own."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -32,12 +20,10 @@ from optuna.samplers import (
 )
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.search.samplers._bayesian import BayesianSampler
-from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
 from nnlo_common.search.samplers._grid import Grid
-from nnlo_common.search.samplers._names import SAMPLERS, quoted_samplers
+from nnlo_common.search.samplers._names import SAMPLERS, Wanted, quoted_samplers
 
-__all__ = ["engine"]
+__all__ = ["engine", "make"]
 
 # Optuna's default of 50 makes the first 50 trials random, so most searches are random throughout.
 _POPULATION = 20
@@ -61,29 +47,34 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
         raise ConfigurationError(
             f"sampler={asked!r} is not known: use {quoted_samplers()}, or any Optuna sampler"
         )
-    several = len(study.directions) > 1
-    nsgaii = partial(NSGAIISampler, seed=seed, population_size=_POPULATION)
-    makers: dict[str, Callable[[], BaseSampler]] = {
-        "random": lambda: RandomSampler(seed=seed),
-        "grid": lambda: Grid(seed=seed, avoid_premature_stop=True),
-        "qmc": lambda: QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False),
-        "tpe": lambda: TPESampler(seed=seed),
-        "gp": lambda: GPSampler(seed=seed, warn_independent_sampling=False),
-        "bayesian": lambda: BayesianSampler(seed=seed, n_trials=n_trials),
-        "evolutionary": lambda: nsgaii() if several else EvolutionarySampler(seed=seed),
-        "nsgaii": nsgaii,
-        "cmaes": lambda: _cma_es(seed, several=several),
-    }
+    wanted = Wanted(asked, seed, n_trials, several=len(study.directions) > 1)
     with warnings.catch_warnings():  # some arguments are experimental; nnlo follows Optuna's changes
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return makers[asked]()
+        made: BaseSampler = importlib.import_module(SAMPLERS[asked]).make(wanted)
+        return made
 
 
-def _cma_es(seed: int, *, several: bool) -> BaseSampler:
-    if several:
+def make(wanted: Wanted) -> BaseSampler:
+    """Make a sampler of Optuna, or the grid."""
+    return _MAKERS[wanted.name](wanted)
+
+
+def _cma_es(wanted: Wanted) -> BaseSampler:
+    if wanted.several:
         raise ConfigurationError(
             'sampler="cmaes" takes one objective, but the study has several: use "nsgaii" or "tpe"'
         )
     if importlib.util.find_spec("cmaes") is None:
         raise MissingExtraError('sampler="cmaes"', "cmaes", "tune")
-    return CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    return CmaEsSampler(seed=wanted.seed, warn_independent_sampling=False)
+
+
+_MAKERS: Mapping[str, Callable[[Wanted], BaseSampler]] = {
+    "random": lambda one: RandomSampler(seed=one.seed),
+    "grid": lambda one: Grid(seed=one.seed, avoid_premature_stop=True),
+    "qmc": lambda one: QMCSampler(seed=one.seed, scramble=True, warn_independent_sampling=False),
+    "tpe": lambda one: TPESampler(seed=one.seed),
+    "gp": lambda one: GPSampler(seed=one.seed, warn_independent_sampling=False),
+    "cmaes": _cma_es,
+    "nsgaii": lambda one: NSGAIISampler(seed=one.seed, population_size=_POPULATION),
+}

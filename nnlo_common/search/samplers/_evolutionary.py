@@ -29,8 +29,9 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.search._compat import can_have
+from nnlo_common.search.samplers._names import Wanted
 
-__all__ = ["EvolutionarySampler"]
+__all__ = ["EvolutionarySampler", "make"]
 
 # Not tuned; `docs/optimisation.md` has measurements.
 _BLENDED = 0.5  # share of children blended from both parents; else each parameter is one parent's
@@ -48,6 +49,15 @@ class _Parents:
     second: FrozenTrial
     blended: bool
     step: float  # of its mutations
+
+
+def make(wanted: Wanted) -> BaseSampler:
+    """Make the sampler; for several objectives Optuna's."""
+    if wanted.several:
+        from nnlo_common.search.samplers import _engines
+
+        return _engines.make(Wanted("nsgaii", wanted.seed, wanted.n_trials, several=True))
+    return EvolutionarySampler(seed=wanted.seed)
 
 
 class EvolutionarySampler(BaseSampler):
