@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -110,6 +111,12 @@ def tell(seconds, model, rows, *, here):
         print(json.dumps(line), flush=True)
 
 
+def free_port():
+    """Return a port that is free now; one that the last run has used may be closing yet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
 def started(chosen, kind, problem, seed, *, factor=1.0, warm=False):
     """Run one training; return what it told."""
     own = [str(HERE), "--run", kind, "--problems", problem, "--factor", str(factor), "--seed", str(seed)]
@@ -123,7 +130,7 @@ def started(chosen, kind, problem, seed, *, factor=1.0, warm=False):
         own += ["--samples", str(chosen.samples)]
     mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "--oversubscribe", "-n", str(RANKS[kind])]
     command = [*(mpiexec if RANKS[kind] > 1 else []), sys.executable, *own]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(29500 + seed)}
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": free_port()}
     told = subprocess.run(command, check=True, env=surroundings, stdout=subprocess.PIPE, text=True).stdout
     return next(json.loads(line) for line in told.splitlines() if line.startswith("{"))
 
