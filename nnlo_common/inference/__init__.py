@@ -1,8 +1,7 @@
 """Using a model over ranks: predicting samples, and volumes in tiles.
 
 Holds: pieces of work shared out over ranks, `sinks/` (a format is one file), the journal of what is written,
-    rows,
-tiles, blending, receptive fields, objects.
+    rows, tiles, blending, receptive fields, objects.
 May import: `base`, `data`, `protocol`, `cluster`; h5py, zarr where a file is opened.
 Must not know: frameworks, training.
 """

@@ -1,7 +1,7 @@
 """Queries to the first server and their answers: the second protocol, separate from the exchange.
 
 Queries are rare (an epoch's end, a range of samples), so they travel as JSON, followed by numbers where there
-are many; see `_query_wire`.
+are many; see the packing below.
 """
 
 from __future__ import annotations

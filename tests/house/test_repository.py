@@ -216,6 +216,23 @@ def test_a_circle_is_seen() -> None:
     assert circles(trees) == [["nnlo_common.base._a", "nnlo_common.base._b", "nnlo_common.base._c"]]
 
 
+def listed_modules(text: str) -> list[str]:
+    """The modules that a package's docstring lists, each before what it holds."""
+    return re.findall(r"(?:^|\s{2,})(_[a-z]\w+)(?=\s{2,}\S)", text, re.MULTILINE)
+
+
+def test_a_package_lists_modules_that_are_there() -> None:
+    assert listed_modules("_a  one\n    _b_c   two    _d  three, as _e does") == ["_a", "_b_c", "_d"]
+    gone = {
+        (path.parent.name, name)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("__init__.py")
+        for name in listed_modules(ast.get_docstring(ast.parse(path.read_text())) or "")
+        if not (path.parent / f"{name}.py").exists() and not (path.parent / name).is_dir()
+    }
+    assert not gone
+
+
 def test_each_room_says_what_it_holds() -> None:
     for room in ROOMS:
         doc = importlib.import_module(f"nnlo_common.{room}").__doc__ or ""

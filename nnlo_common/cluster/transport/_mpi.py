@@ -12,7 +12,7 @@ Requirements that shaped this module:
 * A worker that computes while a reply is in flight leaves the endpoint to a thread (`OverlappedEndpoint`). A
   short reply from the same host it reads after its step instead: that costs less than sharing the interpreter
   with a thread. The server does not poll for the completion of such a reply.
-* A worker that waits for a long reply gets it in parts (`_parts.py`), while the server computes later ones.
+* A worker that waits for a long reply gets it in parts, while the server computes later ones.
 """
 
 from __future__ import annotations

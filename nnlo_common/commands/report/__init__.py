@@ -1,12 +1,11 @@
 """`nnlo report`: one page about one or several runs, with what to change.
 
-_run_facts       what a report uses of a run: metrics, ranks, epochs, usage
+_run_facts       what a report uses of a run: metrics, ranks, epochs, usage, where the time went
 _run_reader      reads that from the files in a run's folder
-_time_shares     where the time of a rank went
+_search_reader   the same of a search
 _verdicts        pure functions from a run's facts to sentences about what to change
 _run_figures     figures of runs; plotly draws them
-_runs_page       the page
-_report_command  the command, step by step
+_report_command  the command, step by step, and its page
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`nnlo trace`: one trace of a run, from those of its ranks.
 
-_merged_trace   the events of all ranks, with the arrows that have both ends
-_trace_command  the command
+_trace_command  the command, and the events of all ranks, with the arrows that have both ends
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search space: parameters of the model, and options of `nnlo train`; `_space_reader` parses it."""
+"""Search space: parameters of the model, and options of `nnlo train`, and how its text is read."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     LocalChooser      on the coordinator's rank, when a block asks, or ahead while all blocks train
     LockstepChooser   likewise, but trial k as soon as the study has the result of trial k - blocks
-    RemoteChooser     on search ranks, several trials at the same time; see `_remote_choice.py`
+    RemoteChooser     on search ranks, several trials at the same time
 
 A chooser begins trials in the study and holds them until a block takes them; `_coordinator.py` decides
 which block and when.
