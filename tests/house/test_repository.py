@@ -218,7 +218,7 @@ def test_a_circle_is_seen() -> None:
 
 def listed_modules(text: str) -> list[str]:
     """The modules that a package's docstring lists, each before what it holds."""
-    return re.findall(r"(?:^|\s{2,})(_[a-z]\w+)(?=\s{2,}\S)", text, re.MULTILINE)
+    return re.findall(r"(?:^|\s{2,})(_[a-z]\w*)(?=\s{2,}\S)", text, re.MULTILINE)
 
 
 def test_a_package_lists_modules_that_are_there() -> None:
