@@ -101,6 +101,7 @@ class GainReport:
             unknown.
         shortened: the share of the last contributions that were shortened.
         retreats: how often the training was lost, and went back.
+        held_bytes: what this server holds for that, beyond the centre and the optimizer's state.
 
     Example:
         >>> GainReport(workers=8, batches=800, progress=510, worth_having=20, shortened=0.02).gain
@@ -113,6 +114,7 @@ class GainReport:
     worth_having: float | None
     shortened: float
     retreats: int = 0
+    held_bytes: int = 0
 
     @property
     def gain(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -226,30 +226,21 @@ class SteadyCenter(DownpourCenter):
         if self.plain:
             return None
         found = self.mean_gain if self.options.synchronous else self.gain
-        return gain_report(found, self.living * self.members, self.work, self.gain.braked, self.retreat.times)
+        told = gain_report(found, self.living * self.members, self.work)
+        held, times = self.retreat.kept.nbytes, self.retreat.times
+        return replace(told, shortened=self.gain.braked, retreats=times, held_bytes=held)
 
 
-def gain_report(
-    found: Gain | MeanGain, workers: int, work: Sequence[float], shortened: float = 0.0, retreats: int = 0
-) -> GainReport:
+def gain_report(found: Gain | MeanGain, workers: int, work: Sequence[float]) -> GainReport:
     """Return how much work workers have done together.
 
     Args:
         found: the estimate.
         workers: their number.
         work: batches done, and progress made.
-        shortened: the share of contributions that were shortened.
-        retreats: how often the centre went back.
     """
     worth = worth_having(found.noise, found.signal) if found.signal > 0 else None
-    return GainReport(
-        workers=workers,
-        batches=work[0],
-        progress=work[1],
-        worth_having=worth,
-        shortened=shortened,
-        retreats=retreats,
-    )
+    return GainReport(workers=workers, batches=work[0], progress=work[1], worth_having=worth, shortened=0.0)
 
 
 class SteadyGroup(Stateful):

@@ -330,6 +330,9 @@ def _join_as_server(
     rule.in_groups(len(cell.groups[0]))
     if others:
         rule.share(plan.parameters.vector.size)
+    told = rule.gain_report()
+    if told is not None and told.held_bytes:
+        _LOG.info("a copy of the centre is kept to go back to: %.3g MB on this server", told.held_bytes / 1e6)
     service: TrainingQueries | None = None
     if index == 0:
         asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]

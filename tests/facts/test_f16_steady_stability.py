@@ -40,6 +40,7 @@ def test_a_rate_that_one_process_bears_is_borne_by_many_workers(part, workers):
     assert together < 1e5  # gradients grow by 64 times at most before it goes back; without, 1e13 and more
     assert rule.retreat.times
     assert rule.gain_report().retreats == rule.retreat.times
+    assert rule.gain_report().held_bytes == 4 * SIZE  # one copy of the centre, whatever the workers
     assert 200 < rule.progress < 19_200  # the steps count for what they are
 
 

@@ -130,6 +130,8 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
     facts["time"] = "it has not ended" if run.seconds is None else lasting(run.seconds)
     if run.center is not None and run.center.gain is not None:
         facts["gain"] = str(run.center.gain)
+        if run.center.gain.held_bytes:
+            facts["kept to go back"] = f"{run.center.gain.held_bytes / 1e6:.3g} MB, a copy of the centre"
     if run.center is not None and run.center.noise_scale is not None:
         facts["noise scale"] = f"{run.center.noise_scale:.3g} samples at the end: the critical batch"
     facts |= {**run.layout, **run.versions}

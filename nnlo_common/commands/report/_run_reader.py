@@ -255,6 +255,7 @@ def _gain(found: Any) -> GainReport | None:
         worth_having=_number(found.get("worth_having")),
         shortened=_number(found.get("shortened")) or 0.0,
         retreats=int(_number(found.get("retreats")) or 0),
+        held_bytes=int(_number(found.get("held_bytes")) or 0),
     )
 
 

@@ -512,5 +512,6 @@ def _gain(report: TrainingReport) -> dict[str, Any]:
             "worth_having": worth,
             "shortened": round(gain.shortened, 6),
             "retreats": gain.retreats,
+            "held_bytes": gain.held_bytes,
         }
     }
