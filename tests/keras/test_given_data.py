@@ -12,7 +12,7 @@ from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
-from nnlo_keras import _given_data  # noqa: E402
+from nnlo_keras import _shard  # noqa: E402
 
 pytestmark = pytest.mark.framework("keras")
 X = np.arange(60, dtype="f4").reshape(20, 3)
@@ -29,7 +29,7 @@ class Holder:
     "wrapped", [lambda x: x, lambda x: [x, x], lambda x: {"x": x}, Holder, lambda x: Holder([Holder(x)])]
 )
 def test_a_mark_tells_data_apart(wrapped):
-    mark = _given_data._mark
+    mark = _shard._mark
     assert mark(wrapped(X), None) == mark(wrapped(X.copy()), None) > 0
     others = [X[::2], X[1::2], X + 1, X.astype("f8"), X.reshape(-1)]
     assert len({mark(wrapped(one), None) for one in [X, *others]}) == 1 + len(others)
@@ -43,7 +43,7 @@ def test_a_mark_tells_shards_of_tensorflow_apart():
 
     data = tf.data.Dataset.from_tensor_slices(X)
     marks = [
-        _given_data._mark(one.shuffle(9).batch(4).prefetch(1))
+        _shard._mark(one.shuffle(9).batch(4).prefetch(1))
         for one in (data, data, data.shard(2, 0), data.shard(2, 1))
     ]
     assert marks[0] == marks[1] > 0
@@ -52,7 +52,7 @@ def test_a_mark_tells_shards_of_tensorflow_apart():
 
 def test_what_cannot_be_seen_has_no_mark():
     unseen = [None, iter([X]), (x for x in [X]), object(), Holder("a file"), np.array([object()] * 3)]
-    assert [_given_data._mark(one, None) for one in unseen] == [0] * len(unseen)
+    assert [_shard._mark(one, None) for one in unseen] == [0] * len(unseen)
 
 
 SAME = "fit() was given the same data on all 2 workers"
