@@ -45,6 +45,8 @@ __all__ = ["Distribute"]
 _PLACE = "give Distribute() to fit() in a list of callbacks: callbacks=[nnlo_keras.Distribute(), ...]"
 
 
+# It is one class because Keras calls one callback; what a worker, a group and a server do are `Exchanges`,
+# `GroupExchanges` and `ServedEpochs`.
 class Distribute(keras.callbacks.Callback):
     """Lets `fit` take part in a training of several ranks; in a process alone it does nothing.
 

@@ -56,6 +56,9 @@ class Shared(Generic[_Value]):
 class Participation:
     """One rank's part in a training, as the script sees it; in a process alone, the whole training.
 
+    It is one class because a script has one optimizer in its hands, which answers all that may be asked of a
+    training; what several of them share is in `JointTraining`.
+
     Attributes:
         rank: this rank's number.
         size: the number of ranks.

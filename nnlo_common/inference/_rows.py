@@ -35,8 +35,8 @@ from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._running import (
     PieceProgress,
+    PiecesOut,
     RecordedJob,
-    WriteQueue,
     agreed,
     array_share,
     open_journal,
@@ -44,7 +44,7 @@ from nnlo_common.inference._running import (
     together,
 )
 from nnlo_common.inference._structure import Named, changed, named_arrays
-from nnlo_common.inference.sinks import FORMATS, MemorySink, PieceWriter, Region, Sink, Whole, ZarrSink
+from nnlo_common.inference.sinks import FORMATS, MemorySink, Region, Sink, Whole, ZarrSink
 
 __all__ = [
     "ArraySource",
@@ -566,19 +566,17 @@ class _RowWork:
     """One rank's pieces: reading ahead, computing, and writing behind."""
 
     def __init__(self, rows: _Rows, sink: Sink) -> None:
-        self._rows, self._sink = rows, sink
+        self._rows, self._out = rows, PiecesOut(sink, rows.regions)
         self._reading = Prefetch(rows.read)
-        self._queue = WriteQueue()
         row_bytes = sum(one.row_bytes for one in rows.source.fields)
         batches = max(_SLAB_BYTES // max(row_bytes * rows.batch, 1), 1)
         self._slab = min(batches, rows.per_piece) * rows.batch
-        self._writer: PieceWriter | None = None
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
         """Compute a piece, and yield after each batch."""
         rows, under_way = self._rows, None
         start, stop = rows.span(piece)
-        self._queue.put(lambda: self._open(piece))
+        self._out.begin(piece)
         sums: dict[str, dict[str, Any]] = {name: {} for name in rows.options.figures}
         for at in range(start, stop, self._slab):
             slab = at, min(at + self._slab, stop)
@@ -595,19 +593,17 @@ class _RowWork:
         assert under_way is not None
         self._end(*under_way, sums)
         note = {"rows": stop - start, "sums": as_json(sums)}
-        self._queue.end(piece, note, self._close)
+        self._out.end(piece, note)
         yield
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the pieces that are written."""
-        return self._queue.finished(wait=wait)
+        return self._out.finished(wait=wait)
 
     def close(self) -> None:
         """End the threads; drop a piece that is not complete."""
         self._reading.close()
-        self._queue.close()
-        if self._writer is not None:
-            self._writer.discard()
+        self._out.close()
 
     def _begun(self, features: Any, first: int, last: int) -> Any:
         try:
@@ -631,7 +627,7 @@ class _RowWork:
             error.add_note(f"while predicting the samples {first} to {last - 1}")
             raise
         for name, one in {**named, **columns}.items():
-            self._queue.put(lambda name=name, one=one: self._write(name, rows.region(name, first, last), one))  # type: ignore[misc]
+            self._out.write(name, rows.region(name, first, last), one)
 
     def _next(self, slab: tuple[int, int], stop: int, following: Following) -> tuple[int, int] | None:
         """Return the rows to read ahead."""
@@ -642,18 +638,6 @@ class _RowWork:
             return None
         start, end = self._rows.span(piece)
         return start, min(start + self._slab, end)
-
-    def _open(self, piece: int) -> None:
-        self._writer = self._sink.begin(piece, self._rows.regions(piece))
-
-    def _write(self, name: str, region: Region, array: npt.NDArray[Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(name, region, array)
-
-    def _close(self) -> None:
-        assert self._writer is not None
-        self._writer.close()
-        self._writer = None
 
 
 def _sums_of(figure: Figure, name: str, outputs: Named, kept: Named) -> Mapping[str, Any]:

@@ -12,15 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.inference._journal import ResultJournal
-from nnlo_common.inference.sinks import Regions, Sink
+from nnlo_common.inference.sinks import PieceWriter, Region, Regions, Sink
 
 __all__ = [
     "PieceProgress",
     "RecordedJob",
+    "PiecesOut",
     "WriteQueue",
     "agreed",
     "array_share",
@@ -321,3 +324,50 @@ def open_journal(
                 journal.close()
                 raise
     return journal
+
+
+class PiecesOut:
+    """Writes a rank's pieces behind its computing, each as a whole or not at all.
+
+    Args:
+        sink: writes them.
+        regions: returns what a piece fills of each whole.
+    """
+
+    def __init__(self, sink: Sink, regions: Callable[[int], Regions]) -> None:
+        self._sink, self._regions, self._queue = sink, regions, WriteQueue()
+        self._writer: PieceWriter | None = None
+
+    def begin(self, piece: int) -> None:
+        """Begin a piece soon."""
+        self._queue.put(lambda: self._open(piece))
+
+    def write(self, name: str, region: Region, array: npt.NDArray[Any]) -> None:
+        """Write a part of it soon."""
+        self._queue.put(lambda: self._writing.write(name, region, array))
+
+    def end(self, piece: int, note: Any) -> None:
+        """Complete it soon."""
+        self._queue.end(piece, note, self._close)
+
+    def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
+        """Return the pieces that are written since the last call; `wait` for all."""
+        return self._queue.finished(wait=wait)
+
+    def close(self) -> None:
+        """End the thread; drop a piece that is not complete."""
+        self._queue.close()
+        if self._writer is not None:
+            self._writer.discard()
+
+    @property
+    def _writing(self) -> PieceWriter:
+        assert self._writer is not None  # begin() comes first
+        return self._writer
+
+    def _open(self, piece: int) -> None:
+        self._writer = self._sink.begin(piece, self._regions(piece))
+
+    def _close(self) -> None:
+        self._writing.close()
+        self._writer = None

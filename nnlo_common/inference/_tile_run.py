@@ -36,13 +36,13 @@ from nnlo_common.inference._pieces import Following
 from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
 from nnlo_common.inference._rows import BatchModel, sink_class, written
 from nnlo_common.inference._running import (
-    WriteQueue,
+    PiecesOut,
     array_share,
     together,
 )
 from nnlo_common.inference._structure import Named, named_arrays
 from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, Volume, opened_volume, per_axis
-from nnlo_common.inference.sinks import PieceWriter, Region, Sink, Whole, ZarrSink
+from nnlo_common.inference.sinks import Region, Sink, Whole, ZarrSink
 
 __all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
 
@@ -580,10 +580,8 @@ class _TileWork:
     """One rank's pieces: reading ahead, computing, blending and writing behind."""
 
     def __init__(self, run: TileRun, sink: Sink) -> None:
-        self._run, self._sink = run, sink
+        self._run, self._out = run, PiecesOut(sink, run.regions)
         self._reading: Prefetch[int, npt.NDArray[Any]] = Prefetch(self._read)
-        self._queue = WriteQueue()
-        self._writer: PieceWriter | None = None
         self._kept: OrderedDict[Place, Named] = OrderedDict()
         self._kept_bytes = 0
         self._masks: dict[Any, npt.NDArray[Any]] = {}
@@ -623,14 +621,12 @@ class _TileWork:
 
     def finished(self, *, wait: bool) -> list[tuple[int, Any]]:
         """Return the pieces that are written."""
-        return self._queue.finished(wait=wait)
+        return self._out.finished(wait=wait)
 
     def close(self) -> None:
         """End the threads; drop a piece that is not complete."""
         self._reading.close()
-        self._queue.close()
-        if self._writer is not None:
-            self._writer.discard()
+        self._out.close()
 
     def _read(self, piece: int) -> npt.NDArray[Any]:
         return self._run.volume.read(*self._run.input_of(piece))
@@ -713,24 +709,12 @@ class _TileWork:
                     f"for a region, "
                     f"and {name}: {whole.dtype} for the first tile; return the same for every region"
                 )
-        self._queue.put(lambda: self._open(piece))
+        self._out.begin(piece)
         for name in run.wholes:
             region = run.region(name, sums.item, sums.region)
             array = written[name].reshape(tuple(one.stop - one.start for one in region))
-            self._queue.put(lambda name=name, region=region, array=array: self._write(name, region, array))  # type: ignore[misc]
-        self._queue.end(piece, None, self._close)
-
-    def _open(self, piece: int) -> None:
-        self._writer = self._sink.begin(piece, self._run.regions(piece))
-
-    def _write(self, name: str, region: Region, array: npt.NDArray[Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(name, region, array)
-
-    def _close(self) -> None:
-        assert self._writer is not None
-        self._writer.close()
-        self._writer = None
+            self._out.write(name, region, array)
+        self._out.end(piece, None)
 
 
 def _within(region: Region, of: Region) -> Region:

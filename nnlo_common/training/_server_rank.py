@@ -124,6 +124,8 @@ class Keeper(Protocol):
 class ServerRank:
     """Holds one shard of the centre; between epochs its parameters are the whole centre.
 
+    It is one class because it is one loop: what is late, lost, due or asked is decided between two events.
+
     Args:
         endpoint: this rank's endpoint.
         server: the state machine; its centre is a view of `parameters`.

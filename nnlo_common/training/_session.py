@@ -93,6 +93,9 @@ _COUNTS = ("samples", "samples_before", "steps_in_epoch", "epochs", "epoch_open"
 class Session:
     """One rank's side of a training.
 
+    It is one class because it is the one order of things: the model, the part in the training, the buffers
+    and the options change in turn, and each method says in which. What each of them does is theirs.
+
     Attributes:
         rank: this rank's number.
         size: the number of ranks.

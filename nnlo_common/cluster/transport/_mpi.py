@@ -209,6 +209,8 @@ class _Slot:
 class MPIEndpoint:
     """One rank's endpoint, on a communicator of its own.
 
+    It is one class because one poll looks at all requests; parts, deaths and wake-ups have classes of theirs.
+
     Args:
         comm: the communicator; freed by `close`.
         links: the links to its peers.

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.commands.advise._advising import advise_with
 from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._job import Job, RankCommand
-from nnlo_common.commands.train._model_file import check_model, check_weights_file, load_model, plug_in
+from nnlo_common.commands.train._model_file import load_model, plug_in
 from nnlo_common.commands.train._option import Option, option, options_of
 from nnlo_common.commands.train._python_file import adapting
-from nnlo_common.commands.train._run_plan import RunPlan, check_files, data_of
+from nnlo_common.commands.train._run_plan import RunPlan, data_of
 from nnlo_common.commands.train._settings import OPTIONS, settings_of
+from nnlo_common.commands.train._train_command import checked
 from nnlo_common.training._joining import apart
 
 __all__ = ["ADVISE_OPTIONS", "AdviseRun"]
@@ -60,18 +59,7 @@ class AdviseRun(RankCommand):
             link = link_of(own.get("link"))
             settings = settings_of(given)
             self.keep_logs(settings.log_level, settings.log_dir)
-        places = job.places()
-        with job.together():
-            path = check_model(settings)
-            check_files(settings)
-            check_weights_file(settings)
-        share_host(
-            places,
-            job.rank,
-            settings.max_gpus,
-            os.environ,
-            train_turns(settings.ranks.servers, settings.sub_servers),
-        )
+        path, _ = checked(job, settings, arranged=False)
         try:
             with job.together(), apart(), adapting():
                 loaded = load_model(settings, path)

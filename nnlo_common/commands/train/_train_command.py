@@ -41,7 +41,7 @@ from nnlo_common.data._standard import STANDARD
 from nnlo_common.training._rank_parts import say
 from nnlo_common.training._tree_joining import check_layout
 
-__all__ = ["EpochWatch", "TrainRun", "cell_of"]
+__all__ = ["EpochWatch", "TrainRun", "cell_of", "checked"]
 
 #: Receives the number and metrics of an epoch, on each rank.
 EpochWatch: TypeAlias = Callable[[int, Mapping[str, float]], object]
@@ -86,19 +86,7 @@ class TrainRun(RankCommand):
         with job.together():
             settings = read(flags, unknown)
             self.keep_logs(settings.log_level, settings.log_dir)
-        places = job.places()
-        with job.together():
-            cell = cell_of(settings, [place.host for place in places])
-            path = check_model(settings)
-            check_files(settings)
-            check_weights_file(settings)
-        share_host(
-            places,
-            job.rank,
-            settings.max_gpus,
-            os.environ,
-            train_turns(settings.ranks.servers, settings.sub_servers),
-        )
+        path, cell = checked(job, settings, arranged=True)
         self.load(settings, path, cell)
         self.claim()
 
@@ -227,6 +215,28 @@ class TrainRun(RankCommand):
         for line in self.trainer.ending:
             self._say(line)
         self._say(f"{model} after {seconds:.1f} s  {last}")
+
+
+def checked(job: Job, settings: Settings, *, arranged: bool) -> tuple[Path, Cell | None]:
+    """Check what the settings name, and share out the GPUs of each host (collective).
+
+    Args:
+        job: the ranks.
+        settings: of the training.
+        arranged: check that the ranks can be arranged as the settings say, too.
+
+    Returns:
+        The model's path, and the roles of the ranks; None if one rank trains alone, or they were not checked.
+    """
+    places = job.places()
+    with job.together():
+        cell = cell_of(settings, [place.host for place in places]) if arranged else None
+        path = check_model(settings)
+        check_files(settings)
+        check_weights_file(settings)
+    turns = train_turns(settings.ranks.servers, settings.sub_servers)
+    share_host(places, job.rank, settings.max_gpus, os.environ, turns)
+    return path, cell
 
 
 def cell_of(settings: Settings, hosts: Sequence[str]) -> Cell | None:
