@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.data import Arrays, Batches, HDF5Source, Lease, LeasedBatches, Leases
-from nnlo_common.training.report._facts_writer import Usage
+from nnlo_common.training.report._usage import Usage
 
 ROW = 512  # numbers of four bytes
 

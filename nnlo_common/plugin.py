@@ -21,6 +21,7 @@ from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
 from nnlo_common.base._layout import laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._other_projects import OtherProject
+from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
@@ -61,7 +62,7 @@ from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.simulation import Advice
-from nnlo_common.simulation._probe import GradientHistogram, ProcessMemory
+from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank

@@ -289,6 +289,7 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
 
 #: Set to "all", this environment variable shows the whole traceback of each error.
 TRACEBACK = "NNLO_TRACEBACK"
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _OF_USER = (ConfigurationError, DivergedError, MissingExtraError, PeerLostError, StartupError)
 
 
@@ -297,8 +298,10 @@ def _traced(error: BaseException) -> str:
     if not isinstance(error, _OF_USER) or error.__cause__ is not None or os.environ.get(TRACEBACK) == "all":
         return "".join(traceback.format_exception(error))
     lines, hidden = ["Traceback (most recent call last):\n"], 0
+    # Our packages, others, and Python's own.
+    homes = "<frozen", str(Path(__file__).parents[2] / "nnlo_"), *map(sysconfig.get_path, _LIBRARIES)
     for frame in traceback.extract_tb(error.__traceback__):
-        if _is_library(frame.filename):
+        if frame.filename.startswith(homes):
             hidden += 1
             continue
         lines += [_folded(hidden), *traceback.format_list([frame])]
@@ -309,15 +312,6 @@ def _traced(error: BaseException) -> str:
 def _folded(frames: int) -> str:
     told = f"  ... {plural(frames, 'call')} within libraries; {TRACEBACK}=all shows them\n"
     return told if frames else ""
-
-
-def _is_library(file: str) -> bool:
-    """Whether a source file is ours, of another package, or Python's own."""
-    homes = {str(Path(__file__).parents[2] / "nnlo_"), *(sysconfig.get_path(one) for one in _LIBRARIES)}
-    return file.startswith(("<frozen", *homes))
-
-
-_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 class _Guard:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from nnlo_common.cluster.transport._deaths import find_launcher
+from nnlo_common.cluster.transport._launcher_watch import find_launcher
 from tests.helpers.jobs import environment, launcher, running_mpi, starting
 from tests.helpers.paths import PROGRAMS, ROOT
 
@@ -40,7 +40,7 @@ def test_a_process_without_a_launcher_has_none(tmp_path):
 def test_what_nobody_reads_is_written_into_the_folder_of_the_run(tmp_path):
     code = f"""
 import os, pathlib
-from nnlo_common.cluster.transport._deaths import tell
+from nnlo_common.cluster.transport._launcher_watch import tell
 reader, writer = os.pipe()
 os.dup2(writer, 2)
 tell("read by its reader\\n", pathlib.Path({str(tmp_path)!r}))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.data import Batches, HDF5Source, list_files, portion
 from nnlo_common.data.formats._format import _KEPT
-from nnlo_common.training.report._facts_writer import Usage
+from nnlo_common.training.report._usage import Usage
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
 

@@ -24,9 +24,7 @@ from tests.helpers.private_names import foreign_private
 PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
 FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
 MPI_MODULE = "nnlo_common/cluster/transport/_mpi4py.py"
-PICKLE_MODULE = (
-    "nnlo_common/commands/train/_model_file.py"  # reads what a user has asked for by --allow-pickle
-)
+PICKLE_MODULE = "nnlo_common/commands/train/_pickled.py"  # reads what a user has asked for by --allow-pickle
 
 # The rooms of the core, lowest first: each imports only those before it.
 ROOMS = (

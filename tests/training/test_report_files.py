@@ -10,11 +10,12 @@ import pytest
 
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.base._spans import Finished, recorder, span
-from nnlo_common.training.report import _facts_writer
+from nnlo_common.training.report import _usage
 from nnlo_common.training.report._facts_file import FactsFile, read_facts
-from nnlo_common.training.report._facts_writer import FactsWriter, Usage, gpus_here
+from nnlo_common.training.report._facts_writer import FactsWriter
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
+from nnlo_common.training.report._usage import Usage, gpus_here
 
 A_LONG_TIME_S = 60.0
 
@@ -90,7 +91,7 @@ def test_the_load_of_gpus_is_read_where_the_library_is(monkeypatch):
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=3_000_000),
         NVMLError=NVMLError,
     )
-    monkeypatch.setattr(_facts_writer.importlib, "import_module", lambda name: {"pynvml": library}[name])
+    monkeypatch.setattr(_usage.importlib, "import_module", lambda name: {"pynvml": library}[name])
     assert gpus_here()() == [{"index": 0, "busy": 0.35, "memory_mb": 3.0}]
     library.nvmlInit = lambda: 1 / 0
     assert gpus_here()() == []
@@ -101,12 +102,12 @@ def test_waits_for_a_core_are_those_of_all_threads(monkeypatch, tmp_path):
         (tmp_path / str(thread)).mkdir()
         (tmp_path / str(thread) / "schedstat").write_text(f"123 {waited_ns} 5\n")
     before = Usage.now()
-    monkeypatch.setattr(_facts_writer, "_TASKS", tmp_path)
+    monkeypatch.setattr(_usage, "_TASKS", tmp_path)
     first = Usage.now()
     assert first.core_wait_s == pytest.approx(2.5)
     (tmp_path / "7" / "schedstat").write_text("123 3000000000 9\n")
     assert Usage.now().core_wait_since(first) == pytest.approx(1.0)
-    monkeypatch.setattr(_facts_writer, "_TASKS", tmp_path / "of another system")
+    monkeypatch.setattr(_usage, "_TASKS", tmp_path / "of another system")
     assert Usage.now().core_wait_since(before) is None
 
 

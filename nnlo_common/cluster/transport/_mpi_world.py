@@ -24,16 +24,9 @@ from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, enga
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._backoff import Backoff, Wakeup
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
-from nnlo_common.cluster.transport._deaths import (
-    Deaths,
-    HostPeers,
-    ProcessAddress,
-    end_alone,
-    limit_finalize,
-    tell,
-    watch_launcher,
-)
+from nnlo_common.cluster.transport._deaths import Deaths, HostPeers, ProcessAddress, end_alone, limit_finalize
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, Numbers
+from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World, symbol
 from nnlo_common.cluster.transport._progress_thread import OverlappedEndpoint

@@ -15,7 +15,8 @@ from nnlo_common.commands.train._job import REFUSED, tell
 from nnlo_common.data import FileSource, list_files
 from nnlo_common.data._listing import without_tree
 from nnlo_common.data.formats._found import format_of
-from nnlo_common.data.hdf5._format import HDF5, open_file
+from nnlo_common.data.hdf5._format import HDF5
+from nnlo_common.data.hdf5._opened_files import open_file
 
 __all__ = ["FILTERS", "run_rechunk"]
 

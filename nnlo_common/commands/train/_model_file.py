@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pickle
 import re
 import sys
 import zipfile
@@ -20,13 +19,13 @@ from nnlo_common.base._file_access import read_whole, readable_file
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
 from nnlo_common.commands._keras_back_end import chosen_back_end, installed_back_ends
 from nnlo_common.commands.train._job import brief
+from nnlo_common.commands.train._pickled import unpickled
 from nnlo_common.commands.train._python_file import (
     asked,
     check_source,
     frameworks_in,
     import_file,
     made_model,
-    running,
 )
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "fill",
     "load_model",
     "plug_in",
-    "unpickled",
     "weights_file",
 ]
 
@@ -121,15 +119,6 @@ def fill(plug_in: Any, framework: str, model: Any, path: Path, trusted: bool) ->
             f"--from {path} does not fit the model: {brief(str(error)) or type(error).__name__}\n"
             "Make the same model, e.g. with the same --model-params, or name other weights"
         ) from None
-
-
-# -- reading of pickles, which runs code from the file: only with --allow-pickle, and only here --------
-
-
-def unpickled(path: Path) -> Any:
-    """Return the contents of a pickle that the user trusts."""
-    with running(path, "while it was unpickled"), readable_file(path) as file:
-        return pickle.load(file)
 
 
 _INFLATED = 20  # how much larger than the file its parts may be

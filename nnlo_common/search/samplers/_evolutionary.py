@@ -29,6 +29,7 @@ from optuna.trial import FrozenTrial, TrialState
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.search._compat import can_have
+from nnlo_common.search.samplers import _engines
 from nnlo_common.search.samplers._names import Wanted
 
 __all__ = ["EvolutionarySampler", "make"]
@@ -54,8 +55,6 @@ class _Parents:
 def make(wanted: Wanted) -> BaseSampler:
     """Make the sampler; for several objectives Optuna's."""
     if wanted.several:
-        from nnlo_common.search.samplers import _engines
-
         return _engines.make(Wanted("nsgaii", wanted.seed, wanted.n_trials, several=True))
     return EvolutionarySampler(seed=wanted.seed)
 
