@@ -274,12 +274,11 @@ class TorchCompute:
     def begin(self, features: Any) -> Any:
         """Begin to compute a batch: on a GPU this returns before it is done."""
         x = changed(features, self._moved)
-        with torch.autocast(
-            self._device.type,
-            _PRECISIONS.get(self._precision or "", torch.bfloat16),
-            enabled=self._precision is not None,
-        ):
-            return self._model(*x) if isinstance(x, tuple) else self._model(x)
+        inputs = x if isinstance(x, tuple) else (x,)
+        if self._precision is None:
+            return self._model(*inputs)
+        with torch.autocast(self._device.type, _PRECISIONS[self._precision]):
+            return self._model(*inputs)
 
     def result(self, handle: Any) -> Any:
         """Return the outputs as arrays."""
@@ -293,7 +292,9 @@ class TorchCompute:
 
     def _moved(self, array: Any) -> torch.Tensor:
         tensor = torch.as_tensor(array)
-        kind = torch.get_default_dtype() if tensor.is_floating_point() else None
+        kind = torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
+        if tensor.dtype == kind and tensor.device == self._device:
+            return tensor
         return tensor.to(self._device, kind)
 
 

@@ -298,7 +298,8 @@ def watched_start(env: Mapping[str, str]) -> Iterator[None]:
         env: the environment variables.
     """
     launch, limit_s = find_launch(env), start_limit_s(env)
-    if launch is None or (launch.size or 0) <= 1 or launch.rank is None:
+    met = "mpi4py.MPI" in sys.modules  # all ranks have been through MPI_Init then
+    if met or launch is None or (launch.size or 0) <= 1 or launch.rank is None:
         yield
         return
     variable = launch.found.rpartition(" ")[2].partition("=")[0]  # in which siblings have their rank, too

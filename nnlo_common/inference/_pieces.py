@@ -223,20 +223,28 @@ def run_pieces(world: RankWorld | None, job: PieceJob | None, work: PieceWork) -
                 pending.extend(answer.pieces)
             return answer is not None and answer.over
 
+        def ask() -> None:
+            nonlocal asked
+            if not asked:
+                link.ask()
+                asked = True
+
         def following() -> int | None:
             take(wait=False)
             return pending[0] if pending else None
 
         while True:
-            if not asked and (not pending or (len(pending) == 1 and not dry)):
-                if not pending:
-                    link.report(work.finished(wait=True))
-                link.ask()
-                asked = True
+            if not pending:
+                # Who waits has written all of its pieces, and said so: others may wait for them.
+                link.report(work.finished(wait=True))
+                ask()
             if take(wait=not pending):
                 break
             if pending:
-                for _ in work.begin(pending.popleft(), following):
+                piece = pending.popleft()
+                if not pending and not dry:
+                    ask()  # while it is computed, so that the next one is there at its end
+                for _ in work.begin(piece, following):
                     link.report(work.finished(wait=False))
                     link.serve()
         return link.end()

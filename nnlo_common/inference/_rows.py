@@ -64,6 +64,7 @@ __all__ = [
 _MOST_PIECES, _FEW_PIECES = 1024, 64
 _PIECE_BYTES = 2**20  # smaller pieces cost more in files than they bring in balance
 _SLAB_BYTES = 2**24  # read at once
+_WRITE_BYTES = 2**20  # written at once: the libraries of files keep the interpreter for each call
 
 
 class BatchModel(Protocol):
@@ -571,6 +572,8 @@ class _RowWork:
         row_bytes = sum(one.row_bytes for one in rows.source.fields)
         batches = max(_SLAB_BYTES // max(row_bytes * rows.batch, 1), 1)
         self._slab = min(batches, rows.per_piece) * rows.batch
+        self._unwritten: list[tuple[int, int, Named]] = []  # batches in a row: first and last, their columns
+        self._unwritten_bytes = 0
 
     def begin(self, piece: int, following: Following) -> Iterator[None]:
         """Compute a piece, and yield after each batch."""
@@ -592,6 +595,7 @@ class _RowWork:
                 yield
         assert under_way is not None
         self._end(*under_way, sums)
+        self._write()
         note = {"rows": stop - start, "sums": as_json(sums)}
         self._out.end(piece, note)
         yield
@@ -626,8 +630,19 @@ class _RowWork:
         except Exception as error:
             error.add_note(f"while predicting the samples {first} to {last - 1}")
             raise
-        for name, one in {**named, **columns}.items():
-            self._out.write(name, rows.region(name, first, last), one)
+        every = {**named, **columns}
+        self._unwritten.append((first, last, every))
+        self._unwritten_bytes += sum(one.nbytes for one in every.values())
+        if self._unwritten_bytes >= _WRITE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Hand the batches that wait to the writer."""
+        batches, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+        for name in batches[0][2] if batches else ():
+            parts = [columns[name] for _, _, columns in batches]
+            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            self._out.write(name, self._rows.region(name, batches[0][0], batches[-1][1]), whole)
 
     def _next(self, slab: tuple[int, int], stop: int, following: Following) -> tuple[int, int] | None:
         """Return the rows to read ahead."""

@@ -25,6 +25,8 @@ def changed(structure: Any, change: Callable[[Any], Any]) -> Any:
         >>> changed({"a": (1, 2)}, lambda leaf: leaf + 1)
         {'a': (2, 3)}
     """
+    if isinstance(structure, np.ndarray):
+        return change(structure)
     if isinstance(structure, Mapping):
         return {name: changed(one, change) for name, one in structure.items()}
     if isinstance(structure, tuple | list):

@@ -104,7 +104,7 @@ def planned_tiles(run: TileRun) -> TilePlan:
         result_bytes=sum(math.prod(one.shape) * one.dtype.itemsize for one in run.wholes.values()),
         memory_bytes=memory,
         flop=None if flops is None else flops(sample) * looks,
-        seconds=run.seconds / len(run.flips) * looks,
+        seconds=run.tile_seconds() / len(run.flips) * looks,
     )
 
 

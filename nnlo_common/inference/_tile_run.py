@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,6 @@ class TileRun(MapRun):
     Attributes:
         tiling: the tiles.
         wholes: the arrays of the result.
-        seconds: that the model took for one tile, with its flips.
         score_bytes: that the model's outputs have for each voxel.
         voxel_bytes: that the result has for each voxel.
     """
@@ -241,7 +240,6 @@ class TileRun(MapRun):
             even=even,
         )
         _ = self.tiling.axes  # refuses a margin too large
-        self.seconds = 0.0
         self.wholes = self._tried()
         voxel = self.voxel_bytes = sum(
             math.prod(one.shape) * one.dtype.itemsize / math.prod(volume.shape) / volume.items
@@ -411,16 +409,27 @@ class TileRun(MapRun):
             return margin, per_axis("multiple", options.multiple, axes, 1)
         return margin, tuple(one or 1 for one in self.field.period)
 
+    def tile_seconds(self) -> float:
+        """Return how long the model takes for a tile, with its flips, in a batch as large as the job's."""
+        tile, data = self._first_tile()
+        count = min(self.options.batch_size, self.tiling.tiles)
+        for _ in range(2):  # the first may compile
+            began_s = time.perf_counter()
+            self.outputs(self.begin([data] * count), tile.shape, count)
+        return (time.perf_counter() - began_s) / count
+
+    def _first_tile(self) -> tuple[Tile, npt.NDArray[Any]]:
+        _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
+        return tile, self.volume.read(0, tile.region)
+
     def _tried(self) -> dict[str, Whole]:
         """Compute one tile, and return the arrays of the result."""
-        _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
-        data = self.volume.read(0, tile.region)
+        tile, data = self._first_tile()
+        # Two of them, as PyTorch computes some convolutions of one alone several times slower.
+        count = min(self.options.batch_size, 2)
         try:
-            outputs = self.outputs(self.begin([data]), tile.shape, 1)
-            began_s = time.perf_counter()
-            self.outputs(self.begin([data]), tile.shape, 1)
-            self.seconds = time.perf_counter() - began_s
-            self.score_bytes = sum(one.nbytes for one in outputs.values()) // math.prod(tile.shape)
+            outputs = self.outputs(self.begin([data] * count), tile.shape, count)
+            self.score_bytes = sum(one.nbytes for one in outputs.values()) // (math.prod(tile.shape) * count)
             written = self.written({name: one[0] for name, one in outputs.items()}, tile.region)
         except NNLOError:
             raise
@@ -725,10 +734,15 @@ def _within(region: Region, of: Region) -> Region:
 
 
 def _batches(tiles: Sequence[tuple[Any, Tile]], size: int) -> Iterator[list[tuple[Any, Tile]]]:
-    """Yield tiles of one shape, at most so many together."""
+    """Yield tiles of one shape, at most so many together, in batches as equal as can be.
+
+    A tile left over would be computed alone, which some frameworks do several times slower than in a batch.
+    """
     by_shape: dict[tuple[int, ...], list[tuple[Any, Tile]]] = {}
     for one in tiles:
         by_shape.setdefault(one[1].shape, []).append(one)
     for alike in by_shape.values():
-        for at in range(0, len(alike), size):
-            yield alike[at : at + size]
+        batches = -(-len(alike) // size)
+        bounds = [at * len(alike) // batches for at in range(batches + 1)]
+        for start, stop in pairwise(bounds):
+            yield alike[start:stop]

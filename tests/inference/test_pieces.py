@@ -114,6 +114,29 @@ def test_ranks_do_all_pieces_together(size, lag):
     assert sorted(piece for piece, _ in record.noted) == list(range(17))
 
 
+def test_the_next_piece_is_there_before_one_ends():
+    """A rank that asked only between its pieces waited for the first one after every second piece."""
+    record, known = Record(range(12)), []
+
+    class Waiting(Doing):
+        def begin(self, piece, following):
+            self.computed.append(piece)
+            limit = time.monotonic() + 10
+            if self.rank == 0:
+                while len(known) < 5:  # it answers meanwhile
+                    time.sleep(1e-4)
+                    yield
+            elif len(known) < 5:
+                while following() is None and time.monotonic() < limit:
+                    time.sleep(1e-4)
+                    yield
+                known.append(following())
+            yield
+
+    on_ranks(2, lambda world: run_pieces(world, None if world.rank else record, Waiting(world.rank)))
+    assert None not in known
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_nothing_left_ends_at_once(size):
     record = Record([])

@@ -15,7 +15,7 @@ import pytest
 
 from nnlo_common import ROC, ConfigurationError, Confusion, Figure
 from nnlo_common.inference import ArraySource, Ensemble, Prediction, RowOptions, predict_rows, source_of
-from nnlo_common.inference._running import PieceProgress, array_share
+from nnlo_common.inference._running import PieceProgress, PiecesOut, array_share
 from nnlo_common.inference.sinks import HDF5Sink
 from nnlo_common.inference.sinks._npy import _runs
 from nnlo_common.testing import InjectedFault
@@ -526,3 +526,19 @@ def test_the_share_of_an_array_is_said_by_slurm():
 def test_a_prediction_shows_itself():
     assert "rows=3" in repr(Prediction(rows=3))
     assert ArraySource(np.zeros((2, 3)), "data").fields[0].name == "prediction"
+
+
+def test_a_piece_is_written_in_few_calls(monkeypatch, tmp_path):
+    # h5py holds the interpreter while it writes: a call for each batch slowed the model down.
+    written = []
+    write = PiecesOut.write
+
+    def noted(self, name, region, array):
+        written.append(len(array))
+        write(self, name, region, array)
+
+    monkeypatch.setattr(PiecesOut, "write", noted)
+    predicted(tmp_path / "y.npy", batch_size=3)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected(3))
+    assert sum(written) == ROWS
+    assert len(written) <= 64  # of 335 batches
