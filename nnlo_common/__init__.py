@@ -33,7 +33,15 @@ from nnlo_common.base._layout import Layout, Segment
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology
-from nnlo_common.inference import ROC, Confusion, Figure, Prediction, TileResult
+from nnlo_common.inference import (
+    ROC,
+    Confusion,
+    Figure,
+    Prediction,
+    PredictOptions,
+    TileOptions,
+    TileResult,
+)
 from nnlo_common.training._early_stopping import EarlyStopping, Target
 from nnlo_common.training._participant import Participant
 from nnlo_common.training._rank_parts import TrainingReport
@@ -63,6 +71,7 @@ __all__ = [
     "NoiseScale",
     "Participant",
     "PeerLostError",
+    "PredictOptions",
     "Prediction",
     "ProtocolError",
     "RMSprop",
@@ -71,6 +80,7 @@ __all__ = [
     "Segment",
     "StartupError",
     "Target",
+    "TileOptions",
     "TileResult",
     "Topology",
     "TrainingReport",

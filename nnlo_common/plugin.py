@@ -50,11 +50,14 @@ from nnlo_common.data._data_marks import all_same, as_values, mark_of
 from nnlo_common.data._file_batches import check_assignment, check_position
 from nnlo_common.inference import (
     Ensemble,
-    RowOptions,
+    PredictKeywords,
+    PredictOptions,
+    TileKeywords,
     TileOptions,
     infer_over_tiles,
     models_in,
     one_model,
+    predict_options,
     predict_rows,
 )
 from nnlo_common.inference._receptive_field import measured_field
@@ -88,6 +91,7 @@ from nnlo_common.training.report._facts_writer import FactsWriter
 from nnlo_common.training.report._live_table import is_live, table
 from nnlo_common.training.report._profiled_steps import StepProfiler, begin_torch_profile
 from nnlo_common.training.report._progress_display import ProgressDisplay
+from nnlo_common.training.report._watched_use import watched_use
 
 if TYPE_CHECKING:
     from nnlo_common.commands.advise._advising import advise_with
@@ -160,7 +164,8 @@ __all__ = [
     "RatePlan",
     "Reading",
     "Reducer",
-    "RowOptions",
+    "PredictKeywords",
+    "PredictOptions",
     "RunPlan",
     "RunningTrial",
     "SIGNAL",
@@ -171,6 +176,7 @@ __all__ = [
     "Stopping",
     "Stretch",
     "TeamMessage",
+    "TileKeywords",
     "TileOptions",
     "TimeLeft",
     "Topology",
@@ -222,11 +228,13 @@ __all__ = [
     "path_of",
     "planned",
     "portion",
+    "predict_options",
     "predict_rows",
     "quoted_samplers",
     "random_numbers",
     "read_whole",
     "readable",
+    "watched_use",
     "readable_file",
     "run_block",
     "run_coordinator",

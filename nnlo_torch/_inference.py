@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -12,19 +12,21 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nnlo_common import ConfigurationError, Figure, Prediction, TileResult
+from nnlo_common import ConfigurationError, Prediction, TileResult
 from nnlo_common.plugin import (
     Ensemble,
+    PredictKeywords,
     RankWorld,
-    Reading,
-    RowOptions,
+    TileKeywords,
     TileOptions,
     changed,
     infer_over_tiles,
     launched,
     models_in,
     one_model,
+    predict_options,
     predict_rows,
+    watched_use,
 )
 from nnlo_torch._evaluation import evaluating
 from nnlo_torch._wrapper import current
@@ -39,18 +41,10 @@ def predict(
     data: Any,
     out: str | Path | None = None,
     *,
-    batch_size: int = 256,
-    keep: Sequence[str] | Mapping[str, Any] = (),
-    apply: Callable[[Any], Any] | None = None,
-    figures: Mapping[str, Figure] | None = None,
-    dtype: Literal["float16", "float32", "float64"] | None = None,
     precision: Literal["float16", "bfloat16"] | None = None,
-    compression: str | None = None,
-    overwrite: bool = False,
-    part: str | None = None,
-    progress: bool = False,
+    run: str | Path | None = None,
     world: RankWorld | None = None,
-    **reading: Unpack[Reading],
+    **options: Unpack[PredictKeywords],
 ) -> Prediction:
     """Compute a model's outputs for all samples, over all ranks, each once and in order (collective).
 
@@ -66,20 +60,11 @@ def predict(
             a tuple as several inputs.
         out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
             ranks.
-        batch_size: samples that the model gets at once.
-        keep: columns to copy into the result: names of datasets in the files, or arrays by name.
-        apply: a function of the outputs of a batch, NumPy arrays in the model's structure; what it returns is
-            written.
-        figures: figures of merit over all samples, by name; see `nnlo_common.Figure`.
-        dtype: of the floats that are written; None: as the model has them.
         precision: in which the model computes, by `torch.autocast`; None: as it is.
-        compression: of an .h5 file, "gzip" or "lzf".
-        overwrite: remove an earlier result.
-        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
-            completes the file.
-        progress: print how far it is.
+        run: a folder for what `nnlo top` shows meanwhile, and `nnlo report` then.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        reading: `features` and the other options of `nnlo_common.data.FileSource`.
+        options: of `nnlo_common.PredictOptions`, and `features` and the other options of
+            `nnlo_common.data.FileSource`.
 
     Raises:
         ConfigurationError: on all ranks, e.g. if the file exists, or the model cannot take the samples.
@@ -90,25 +75,16 @@ def predict(
         (5, 2)
     """
     models = models_in(model, torch.nn.Module, "a torch.nn.Module")
-    options = RowOptions(
-        batch_size=batch_size,
-        keep=keep,
-        apply=apply,
-        figures=figures or {},
-        dtype=dtype,
-        compression=compression,
-        overwrite=overwrite,
-        part=part,
-        progress=progress,
-    )
     members = [TorchCompute(one, precision) for one in models]
-    with running(models, world):
+    ranks = world or launched()
+    with watched_use(run, ranks) as watch, running(models, world):
+        chosen, reading = predict_options(options, watch)
         return predict_rows(
             members[0] if len(members) == 1 else Ensemble(members),
             data,
             out,
-            options,
-            world=world or launched(),
+            chosen,
+            world=ranks,
             model=checksum(models) + (precision or ""),
             reading=reading,
             array=_array,
@@ -120,29 +96,10 @@ def infer_tiles(
     data: Any,
     out: str | Path | None = None,
     *,
-    tile: int | Sequence[int],
-    margin: int | Sequence[int] | None = None,
-    blend: Literal["crop", "linear", "gaussian"] = "crop",
-    overlap: int | Sequence[int] | None = None,
-    multiple: int | Sequence[int] | None = None,
-    axes: str | None = None,
-    dataset: str | None = None,
-    batch_size: int = 1,
-    reduce: str | float | Callable[[Any], Any] | None = None,
-    flips: str = "",
-    objects: Literal["label"] | Callable[[Any], Any] | None = None,
-    connectivity: int = 1,
-    table: bool = False,
-    points: Callable[[Any], Any] | None = None,
-    boxes: Callable[[Any], Any] | None = None,
-    context: int = 16,
-    dtype: Literal["float16", "float32", "float64"] | None = None,
     precision: Literal["float16", "bfloat16"] | None = None,
-    compression: str | None = None,
-    overwrite: bool = False,
-    part: str | None = None,
-    progress: bool = False,
+    run: str | Path | None = None,
     world: RankWorld | None = None,
+    **options: Unpack[TileKeywords],
 ) -> TileResult:
     """Apply a model to a volume or an image of any size, tile by tile over all ranks (collective).
 
@@ -161,36 +118,10 @@ def infer_tiles(
         data: the volume: the path of an .h5, .zarr or .npy file, or an array.
         out: the file to write: .h5, .npy for a single output, or .zarr; None: return the outputs, on all
             ranks. An output has the axes of the volume, channels in front, if it has several.
-        tile: the shape of a tile: a number, or one for each axis.
-        margin: what does not count at the inner faces of a tile; None: the measured receptive field.
-        blend: "crop": each voxel is from one tile; "linear" or "gaussian": neighbours share `overlap`
-            voxels, and their mean is weighted so.
-        overlap: what neighbours blend; None: a quarter of a tile.
-        multiple: tiles begin at multiples of it; None: the network's stride, as measured.
-        axes: a letter for each axis of the array: "c" for channels, "t" for volumes apart, others are cut
-            into tiles; None: "yx", "zyx", "czyx" or "tczyx", by their number.
-        dataset: its name in the file; None: the only one.
-        batch_size: tiles that the model gets at once.
-        reduce: what is made of the outputs before they are written, piece by piece, so that classes times
-            volume never exists: "argmax" over channels, a number as threshold, or a function of arrays
-            (channels, ...).
-        flips: axes along which the tile is flipped, too; the result is the mean, e.g. "zyx" of eight.
-        objects: number the objects of the map, also where they cross tiles, and write the numbers: "label":
-            the connected parts of each value but 0, by scipy; or a function that labels the map of a piece.
-        connectivity: of objects: 1: over faces; 2: over edges, too; and so on.
-        table: write a table of the objects, too, OUT.csv: value, size, box and centre.
-        points: find points: a function of a map that returns a row for each, beginning with its place there;
-            `out` is a .npy file of all rows, each once, in coordinates of the volume.
-        boxes: find boxes: rows with the begins, then the ends, along each axis.
-        context: how many voxels around a piece the function for points or boxes sees; at least a box's size.
-        dtype: of the floats that are written; None: as the model has them.
         precision: in which the model computes, by `torch.autocast`; None: as it is.
-        compression: of an .h5 file, "gzip" or "lzf".
-        overwrite: remove an earlier result.
-        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
-            completes the file.
-        progress: print how far it is.
+        run: a folder for what `nnlo top` shows meanwhile, and `nnlo report` then.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        options: of `nnlo_common.TileOptions`; `tile` must be given.
 
     Raises:
         ConfigurationError: on all ranks, e.g. if the file exists, or nothing of a tile is left.
@@ -203,36 +134,14 @@ def infer_tiles(
         ((1, 1), (20, 30))
     """
     model = one_model(model, torch.nn.Module, "a torch.nn.Module")
-    options = TileOptions(
-        tile=tile,
-        margin=margin,
-        blend=blend,
-        overlap=overlap,
-        multiple=multiple,
-        axes=axes,
-        dataset=dataset,
-        batch_size=batch_size,
-        reduce=reduce,
-        flips=flips,
-        objects=objects,
-        connectivity=connectivity,
-        table=table,
-        points=points,
-        boxes=boxes,
-        context=context,
-        dtype=dtype,
-        compression=compression,
-        overwrite=overwrite,
-        part=part,
-        progress=progress,
-    )
-    with running([model], world):
+    ranks = world or launched()
+    with watched_use(run, ranks) as watch, running([model], world):
         return infer_over_tiles(
             TorchCompute(model, precision),
             data,
             out,
-            options,
-            world=world or launched(),
+            TileOptions(**options, watch=watch),
+            world=ranks,
             model=checksum([model]) + (precision or ""),
             array=_array,
         )

@@ -14,14 +14,17 @@ from nnlo_common.inference._rows import (
     BatchModel,
     Ensemble,
     Prediction,
-    RowOptions,
+    PredictKeywords,
+    PredictOptions,
     files_in,
     models_in,
     one_model,
+    predict_options,
     predict_rows,
     source_of,
 )
-from nnlo_common.inference._tile_run import TileOptions, TileResult, infer_over_tiles
+from nnlo_common.inference._running import Watch
+from nnlo_common.inference._tile_run import TileKeywords, TileOptions, TileResult, infer_over_tiles
 
 __all__ = [
     "ArraySource",
@@ -29,15 +32,19 @@ __all__ = [
     "Confusion",
     "Ensemble",
     "Figure",
+    "PredictKeywords",
+    "PredictOptions",
     "Prediction",
     "ROC",
-    "RowOptions",
+    "TileKeywords",
     "TileOptions",
     "TileResult",
+    "Watch",
     "files_in",
     "infer_over_tiles",
     "models_in",
     "one_model",
+    "predict_options",
     "predict_rows",
     "source_of",
 ]

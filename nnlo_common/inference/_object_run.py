@@ -32,12 +32,13 @@ from nnlo_common.inference._objects import (
 )
 from nnlo_common.inference._pieces import Following, PieceWork, run_pieces
 from nnlo_common.inference._running import (
-    PieceProgress,
     RecordedJob,
+    Watch,
     WriteQueue,
     agreed,
     open_journal,
     share_of,
+    teller,
     together,
 )
 from nnlo_common.inference.sinks import Region, Regions, Sink, Whole, ZarrSink
@@ -107,6 +108,7 @@ def find_objects(
     overwrite: bool,
     compression: str | None,
     progress: bool,
+    watch: Watch,
     sink_class: Callable[[Path], type[Sink]],
 ) -> FoundObjects:
     """Compute the maps of all pieces, and find objects in them (collective).
@@ -121,6 +123,7 @@ def find_objects(
         overwrite: remove an earlier result.
         compression: of the result.
         progress: print how far it is.
+        watch: is told how far it is, too.
         sink_class: returns the class of sinks for a path.
     """
     first = world is None or world.rank == 0
@@ -141,9 +144,10 @@ def find_objects(
         there = maps.folder.parent.with_suffix("")
         journal = open_journal(there, facts, world, part=part, overwrite=overwrite, first=sink.prepare)
         opened.callback(journal.close)
-        told = _done(
-            run, sink, journal, run.work(sink), world, share=share_of(run.pieces, part), progress=progress
-        )
+        with together(world):
+            watch.begin()
+        tell = teller("nnlo tile", watch, progress=progress)
+        told = _done(run, sink, journal, run.work(sink), world, share=share_of(run.pieces, part), tell=tell)
     if told["missing"]:
         return FoundObjects(missing=told["missing"])
     if options.rows is not None:
@@ -174,12 +178,11 @@ def _done(
     world: RankWorld | None,
     *,
     share: range | None = None,
-    progress: bool = False,
+    tell: Callable[[int, int], object] = lambda done, pieces: None,
 ) -> Any:
     """Do all pieces of a phase."""
     job = None
     if world is None or world.rank == 0:
-        tell = PieceProgress("nnlo tile") if progress else lambda done, pieces: None
         job = RecordedJob(run.pieces, sink, run.regions, journal, share=share, progress=tell)
     if not hasattr(work, "close"):
         return run_pieces(world, job, work)

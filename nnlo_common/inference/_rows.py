@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,14 @@ from nnlo_common.inference._figures import Figure, added, as_json, results
 from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._running import (
-    PieceProgress,
     PiecesOut,
     RecordedJob,
+    Watch,
     agreed,
     array_share,
     open_journal,
     share_of,
+    teller,
     together,
 )
 from nnlo_common.inference._structure import Named, changed, named_arrays
@@ -50,11 +51,13 @@ __all__ = [
     "ArraySource",
     "BatchModel",
     "Ensemble",
+    "PredictKeywords",
+    "PredictOptions",
     "Prediction",
-    "RowOptions",
     "files_in",
     "models_in",
     "one_model",
+    "predict_options",
     "predict_rows",
     "sink_class",
     "source_of",
@@ -164,31 +167,53 @@ class ArraySource:
         """Do nothing."""
 
 
+class PredictKeywords(Reading, total=False):
+    """Options of `PredictOptions` and of reading files, for callers that pass them on."""
+
+    batch_size: int
+    keep: Sequence[str] | Mapping[str, Any]
+    apply: Callable[[Any], Any] | None
+    figures: Mapping[str, Figure]
+    dtype: Literal["float16", "float32", "float64"] | None
+    compression: str | None
+    overwrite: bool
+    part: str | None
+    progress: bool
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowOptions:
+class PredictOptions:
     """Options of a prediction.
 
     Attributes:
         batch_size: samples that the model gets at once.
-        keep: columns to copy into the result: names of datasets, or arrays by name.
-        apply: a function of the outputs of a batch, NumPy arrays; what it returns is written.
-        figures: figures of merit, by name.
+        keep: columns to copy into the result: names of columns of the files, or arrays by name.
+        apply: a function of the outputs of a batch, NumPy arrays in the model's structure; what it returns is
+            written.
+        figures: figures of merit over all samples, by name; see `nnlo_common.Figure`.
         dtype: of the floats that are written; None: as the model has them.
-        compression: of the sink.
+        compression: of an .h5 file, "gzip" or "lzf".
         overwrite: remove an earlier result.
-        part: which job of an array this is, e.g. "2/5", or "auto": as Slurm says; None: there is no array.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
         progress: print how far it is.
+        watch: is told how far it is, too.
+
+    Example:
+        >>> PredictOptions(batch_size=1000, dtype="float16").batch_size
+        1000
     """
 
     batch_size: int = 256
     keep: Sequence[str] | Mapping[str, Any] = ()
     apply: Callable[[Any], Any] | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    dtype: str | None = None
+    dtype: Literal["float16", "float32", "float64"] | None = None
     compression: str | None = None
     overwrite: bool = False
     part: str | None = None
     progress: bool = False
+    watch: Watch = Watch()  # noqa: RUF009 - it has no state
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
@@ -326,7 +351,7 @@ def written(
         divided: the result.
         work_on: makes this rank's work on a sink.
         place: the file; None: memory.
-        options: `compression`, `overwrite` and `progress`.
+        options: `compression`, `overwrite`, `progress` and `watch`.
         part: the part of a job array.
         world: the ranks; None: this process alone.
         model: what tells the model from another one.
@@ -348,11 +373,13 @@ def written(
                 place, facts, world, part=part, overwrite=options.overwrite, first=sink.prepare
             )
             opened.callback(journal.close)
+        with together(world):
+            options.watch.begin()
         job = None
         if world is None or world.rank == 0:
             share = share_of(divided.pieces, part)
-            progress = PieceProgress(called) if options.progress else lambda done, pieces: None
-            job = RecordedJob(divided.pieces, sink, divided.regions, journal, share=share, progress=progress)
+            tell = teller(called, options.watch, progress=options.progress)
+            job = RecordedJob(divided.pieces, sink, divided.regions, journal, share=share, progress=tell)
         with closing(work_on(sink)) as work:
             told = run_pieces(world, job, work)
         if isinstance(sink, MemorySink) and world is not None:
@@ -364,11 +391,28 @@ def written(
     return next(iter(sink.arrays.values())) if len(sink.arrays) == 1 else sink.arrays, told
 
 
+def predict_options(options: PredictKeywords, watch: Watch) -> tuple[PredictOptions, Reading]:
+    """Return options of a prediction, and those of reading its files.
+
+    Args:
+        options: of both.
+        watch: is told how far the prediction is.
+
+    Example:
+        >>> chosen, reading = predict_options({"batch_size": 10, "features": "x"}, Watch())
+        >>> chosen.batch_size, reading
+        (10, {'features': 'x'})
+    """
+    of_files: Any = {name: one for name, one in options.items() if name in Reading.__annotations__}
+    rest: Any = {name: one for name, one in options.items() if name not in of_files}
+    return PredictOptions(**rest, watch=watch), of_files
+
+
 def predict_rows(
     compute: BatchModel,
     data: Any,
     path: str | Path | None,
-    options: RowOptions,
+    options: PredictOptions,
     *,
     world: RankWorld | None,
     model: str,
@@ -440,7 +484,7 @@ def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int, readin
 class _Rows:
     """The batches and pieces of a prediction, and what the model makes of them."""
 
-    def __init__(self, compute: BatchModel, source: Source, kept: Any, options: RowOptions) -> None:
+    def __init__(self, compute: BatchModel, source: Source, kept: Any, options: PredictOptions) -> None:
         self.compute, self.source, self.kept, self.options = compute, source, kept, options
         self.size = sum(source.lengths)
         self.batch = min(options.batch_size, max(self.size, 1))
@@ -630,6 +674,7 @@ class _RowWork:
         except Exception as error:
             error.add_note(f"while predicting the samples {first} to {last - 1}")
             raise
+        rows.options.watch.batch(last - first)
         every = {**named, **columns}
         self._unwritten.append((first, last, every))
         self._unwritten_bytes += sum(one.nbytes for one in every.values())

@@ -24,11 +24,13 @@ __all__ = [
     "PieceProgress",
     "RecordedJob",
     "PiecesOut",
+    "Watch",
     "WriteQueue",
     "agreed",
     "array_share",
     "open_journal",
     "share_of",
+    "teller",
     "together",
 ]
 
@@ -232,6 +234,38 @@ class PieceProgress:
         rate = (done - self._first) / max(now_s - self._began_s, 1e-9)
         left = f", about {_duration((pieces - done) / rate)} left" if rate and done < pieces else ""
         print(f"{self._what}: {100 * done / max(pieces, 1):.0f} %{left}", file=sys.stderr, flush=True)
+
+
+class Watch:
+    """Is told how far a job is; this one tells nobody."""
+
+    def begin(self) -> None:
+        """Get ready: all has been checked, and the first piece is next."""
+
+    def batch(self, samples: int) -> None:
+        """Take note of samples, or tiles, that this rank has computed."""
+
+    def pieces(self, done: int, pieces: int) -> None:
+        """Take note, on the first rank, of how many pieces are written by all ranks."""
+
+
+def teller(called: str, watch: Watch, *, progress: bool) -> Callable[[int, int], object]:
+    """Return what is told how many pieces are written: the watch, and the terminal if asked for.
+
+    Args:
+        called: the job, for its line.
+        watch: is told, too.
+        progress: print how far it is.
+    """
+    if not progress:
+        return watch.pieces
+    line = PieceProgress(called)
+
+    def tell(done: int, pieces: int) -> None:
+        line(done, pieces)
+        watch.pieces(done, pieces)
+
+    return tell
 
 
 def _duration(seconds: float) -> str:

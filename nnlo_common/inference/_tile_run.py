@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, m
 from nnlo_common.inference._rows import BatchModel, sink_class, written
 from nnlo_common.inference._running import (
     PiecesOut,
+    Watch,
     array_share,
     together,
 )
@@ -44,7 +45,7 @@ from nnlo_common.inference._structure import Named, named_arrays
 from nnlo_common.inference._tiles import BLENDS, Blend, Tile, Tiling, Volume, opened_volume, per_axis
 from nnlo_common.inference.sinks import Region, Sink, Whole, ZarrSink
 
-__all__ = ["TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
+__all__ = ["TileKeywords", "TileOptions", "TileResult", "TileRun", "infer_over_tiles", "run_of", "tile_of"]
 
 _MOST_PIECES = 2048
 _PIECE_BYTES = 2**20
@@ -55,33 +56,71 @@ _KEPT_BYTES = 2**29  # of outputs of tiles that other pieces need, too
 Place = tuple[int, tuple[int, ...]]
 
 
+class TileKeywords(TypedDict, total=False):
+    """Options of `TileOptions`, for callers that pass them on."""
+
+    tile: Required[int | Sequence[int]]
+    margin: int | Sequence[int] | None
+    overlap: int | Sequence[int] | None
+    blend: Blend
+    multiple: int | Sequence[int] | None
+    axes: str | None
+    dataset: str | None
+    batch_size: int
+    reduce: str | float | Callable[[Any], Any] | None
+    flips: str
+    objects: str | Callable[[Any], Any] | None
+    connectivity: int
+    table: bool
+    points: Callable[[Any], Any] | None
+    boxes: Callable[[Any], Any] | None
+    context: int
+    dtype: Literal["float16", "float32", "float64"] | None
+    compression: str | None
+    overwrite: bool
+    part: str | None
+    progress: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class TileOptions:
     """Options of an inference by tiles.
 
     Attributes:
         tile: the shape of a tile: a number, or one for each axis.
-        margin: what does not count at inner faces; None: the measured receptive field.
+        margin: what does not count at the inner faces of a tile; None: the measured receptive field.
         overlap: what neighbours blend; None: a quarter of a tile, or nothing where they are cropped.
-        blend: "crop", "linear" or "gaussian".
-        multiple: what tiles are aligned to; None: as measured.
-        axes: the letters of the array's axes.
-        dataset: its name in the file.
-        batch_size: tiles that the model gets at once.
-        reduce: what is made of the outputs before they are written: "argmax", a number as threshold, or a
-            function.
-        flips: axes along which to flip the tile, too, and to take the mean.
-        objects: "label" for the connected parts of each value, or a function that labels a map; None: none.
-        connectivity: 1: parts are connected over faces; 2: over edges, too; and so on.
-        table: write a table of the objects.
-        points: a function that finds points in a map; None: none.
-        boxes: a function that finds boxes in a map; None: none.
-        context: how many voxels of its neighbours a piece is shown with, to find points or boxes.
-        dtype: of the floats that are written.
-        compression: of the sink.
+        blend: "crop": each voxel is from one tile; "linear" or "gaussian": neighbours share `overlap`
+            voxels, and their mean is weighted so.
+        multiple: tiles begin at multiples of it; None: the network's stride, as measured.
+        axes: a letter for each axis of the array: "c" for channels, "t" for volumes apart, others are cut
+            into tiles; None: "yx", "zyx", "czyx" or "tczyx", by their number.
+        dataset: its name in the file; None: the only one.
+        batch_size: tiles that the model gets at once. On a CPU give 2 or more: PyTorch computes the first
+            convolution of a single tile several times slower.
+        reduce: what is made of the outputs before they are written, piece by piece, so that classes times
+            volume never exists: "argmax" over channels, a number as threshold, or a function of arrays
+            (channels, ...).
+        flips: axes along which the tile is flipped, too; the result is the mean, e.g. "zyx" of eight.
+        objects: number the objects of the map, also where they cross tiles, and write the numbers: "label":
+            the connected parts of each value but 0, by scipy; or a function that labels the map of a piece.
+        connectivity: of objects: 1: over faces; 2: over edges, too; and so on.
+        table: write a table of the objects, too, OUT.csv: value, size, box and centre.
+        points: find points: a function of a map that returns a row for each, beginning with its place there;
+            `out` is a .npy file of all rows, each once, in coordinates of the volume.
+        boxes: find boxes: rows with the begins, then the ends, along each axis.
+        context: how many voxels around a piece the function for points or boxes sees; at least a box's size.
+        dtype: of the floats that are written; None: as the model has them.
+        compression: of an .h5 file, "gzip" or "lzf".
         overwrite: remove an earlier result.
-        part: which job of an array this is.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
         progress: print how far it is.
+        watch: is told how far it is, too.
+
+    Example:
+        >>> TileOptions(tile=64, blend="gaussian", overlap=16).context
+        16
     """
 
     tile: int | Sequence[int]
@@ -100,11 +139,12 @@ class TileOptions:
     points: Callable[[Any], Any] | None = None
     boxes: Callable[[Any], Any] | None = None
     context: int = 16
-    dtype: str | None = None
+    dtype: Literal["float16", "float32", "float64"] | None = None
     compression: str | None = None
     overwrite: bool = False
     part: str | None = None
     progress: bool = False
+    watch: Watch = Watch()  # noqa: RUF009 - it has no state
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
@@ -535,6 +575,7 @@ def infer_over_tiles(
                 overwrite=options.overwrite,
                 compression=options.compression,
                 progress=options.progress,
+                watch=options.watch,
                 sink_class=sink_class,
             )
             return TileResult(
@@ -649,6 +690,7 @@ class _TileWork:
                 self._add(sums, tile, one)
             else:
                 fresh[place] = one
+        self._run.options.watch.batch(len(batch))
 
     def _add(self, sums: _PieceSums, tile: Tile, outputs: Named) -> None:
         """Add what a tile says about a piece."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import ROC, ConfigurationError, Confusion, Figure
-from nnlo_common.inference import ArraySource, Ensemble, Prediction, RowOptions, predict_rows, source_of
+from nnlo_common.inference import ArraySource, Ensemble, Prediction, PredictOptions, predict_rows, source_of
 from nnlo_common.inference._running import PieceProgress, PiecesOut, array_share
 from nnlo_common.inference.sinks import HDF5Sink
 from nnlo_common.inference.sinks._npy import _runs
@@ -48,7 +48,7 @@ def expected(batch=10):
 
 def predicted(path=None, world=None, model=None, data=X, files=None, name="m", **options):
     reading = {"features": "x"} if files else {}
-    options = RowOptions(**{"batch_size": 10, **options})
+    options = PredictOptions(**{"batch_size": 10, **options})
     with no_new_threads() if world is None else contextlib.nullcontext():
         return predict_rows(model or Linear(), data, path, options, world=world, model=name, reading=reading)
 
@@ -455,7 +455,9 @@ def test_a_dataset_that_shrinks_is_named(file, tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"cannot be read .*: the file is damaged, or has changed since"
     ):
-        predict_rows(Linear(), source, tmp_path / "y.npy", RowOptions(batch_size=10), world=None, model="m")
+        predict_rows(
+            Linear(), source, tmp_path / "y.npy", PredictOptions(batch_size=10), world=None, model="m"
+        )
     source.close()
 
 

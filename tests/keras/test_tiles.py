@@ -46,6 +46,18 @@ def test_tiles_give_what_the_whole_gives(shape, tile):
     assert found.tiles > 1
 
 
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_large_volume_is_what_the_whole_gives(tmp_path):
+    data, model = volume(512, 256, 256), net(3, classes=2)
+    found = nk.infer_tiles(model, data, tmp_path / "y.npy", tile=100)
+    assert found.tiles > 50
+    whole = np.moveaxis(
+        np.asarray(keras.ops.convert_to_numpy(model.predict_on_batch(data[None, ..., None])))[0], -1, 0
+    )
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy", mmap_mode="r"), whole, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_the_command_writes_what_the_whole_gives(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

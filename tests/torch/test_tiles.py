@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.plugin import measured_field
 from tests.helpers.jobs import mpiexec
+from tests.helpers.paths import ROOT
 from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -83,6 +87,57 @@ def test_ranks_give_the_bits_of_one_process(size):
         size, lambda world: nt.infer_tiles(models[world.rank], data, tile=20, reduce="argmax", world=world)
     ):
         np.testing.assert_array_equal(one.outputs, alone)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_large_volume_is_what_the_whole_gives(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    data, model = volume(512, 256, 256), net()
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        file.create_dataset("raw", data=data, chunks=(64, 64, 64))
+    found = nt.infer_tiles(model, tmp_path / "v.h5", tmp_path / "y.h5", tile=100, batch_size=2)
+    assert found.tiles > 50
+    expected = whole(model, data)
+    with h5py.File(tmp_path / "y.h5") as file:
+        for at in range(0, 512, 64):
+            some = slice(at, at + 64)
+            np.testing.assert_allclose(file["prediction"][:, some], expected[:, some], atol=1e-5)
+
+
+MEMORY = """
+import resource, sys
+import h5py, numpy as np, torch
+import nnlo_torch as nt
+from net import get_model
+
+torch.set_num_threads(1)
+with h5py.File("v.h5", "w") as file:
+    data = file.create_dataset("raw", (int(sys.argv[1]), 128, 128), "f4", chunks=(32, 64, 64))
+    for at in range(0, len(data), 32):
+        data[at : at + 32] = np.random.default_rng(at).standard_normal((32, 128, 128))
+nt.infer_tiles(get_model(), "v.h5", "y.h5", tile=48, batch_size=2, overwrite=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_volume(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    peaks = []
+    for length in (160, 1280):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(length)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 1.08 * peaks[0], f"{peaks} kB: the volume has 21 and 168 MB"
 
 
 class Residual(nn.Module):

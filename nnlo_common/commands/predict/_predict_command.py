@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +31,12 @@ from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.train._run_plan import side_of
 from nnlo_common.data import list_files
 from nnlo_common.data._standard import STANDARD
-from nnlo_common.inference import ROC, Confusion, Figure, TileOptions, infer_over_tiles
+from nnlo_common.inference import ROC, Confusion, Figure, PredictOptions, TileOptions, infer_over_tiles
+from nnlo_common.inference._running import array_share
 from nnlo_common.inference._tile_plan import job_script, planned_tiles
 from nnlo_common.inference._tile_run import run_of
+from nnlo_common.training.report._facts_file import facts_files
+from nnlo_common.training.report._watched_use import watched_use
 
 __all__ = [
     "PREDICT_OPTIONS",
@@ -72,6 +75,9 @@ class UseSettings:
     out: str = option(OUTPUT, "the file to write: .h5, .npy or .zarr", "FILE", "")
     overwrite: bool = option(OUTPUT, "remove an earlier result of this name", default=False)
     compression: str | None = option(OUTPUT, "of an .h5 file: gzip or lzf")
+    run: str | None = option(
+        OUTPUT, "a folder for what `nnlo top` and `nnlo report` show of the job; else FILE.run", "FOLDER"
+    )
     max_gpus: int | None = option(RANKS, "use at most so many GPUs of each host; 0: none", least=0)
     part: str | None = option(
         RANKS, "in a job array without MPI: do this part only, e.g. 2/5; auto: as Slurm says", "K/N"
@@ -348,6 +354,17 @@ class UseRun(RankCommand):
     def _use(self, flags: dict[str, Any], unknown: Sequence[str]) -> None:
         raise NotImplementedError
 
+    def _run_folder(self, settings: UseSettings) -> Path:
+        """Return the folder for what is watched; with --overwrite without what an earlier job wrote there."""
+        with self._job.together():
+            part = array_share(settings.part, os.environ)
+            folder = Path(settings.run or f"{settings.out}.run").expanduser()
+            folder = folder if part is None else folder / "part-{}-of-{}".format(*part)
+            if self._job.speaks and settings.overwrite:
+                for path, _ in facts_files(folder):
+                    path.unlink()
+        return folder
+
     def _say(self, text: str) -> None:
         if self._job.speaks:
             print(f"nnlo {self._job.command}: {text}", flush=True)
@@ -375,16 +392,12 @@ class PredictRun(UseRun):
                 reading |= {"stage_to": settings.cache, "copy_command": settings.copy_command}
             figures = {name: _figure(one, name) for name in settings.figures}
             apply = None if settings.apply is None else function_named(one, "--apply", settings.apply)
-        options: dict[str, Any] = {
+        options = _same_named(settings, PredictOptions) | {
             "batch_size": settings.batch,
-            "keep": settings.keep,
             "apply": apply,
             "figures": figures,
-            "dtype": settings.dtype,
-            "compression": settings.compression,
-            "overwrite": settings.overwrite,
-            "part": settings.part,
             "progress": True,
+            "run": self._run_folder(settings),
             "world": job.world,
         }
         if one.framework == "torch":
@@ -474,11 +487,14 @@ class TileCommandRun(UseRun):
             compute, checksum, context = plug_in(loaded.framework).tile_parts(
                 loaded.model, settings.precision
             )
-        with context:
-            if settings.plan:
+        if settings.plan:
+            with context:
                 self._plan(compute, settings, options)
-                return
-            self._working = True
+            return
+        folder = self._run_folder(settings)
+        self._working = True
+        with context, watched_use(folder, job.world) as watch:
+            options = replace(options, watch=watch)
             found = infer_over_tiles(
                 compute, settings.data, settings.out, options, world=job.world, model=checksum
             )
@@ -515,28 +531,24 @@ def _options(settings: TileSettings, loaded: Loaded) -> TileOptions:
         name = getattr(settings, option)
         return None if name is None else function_named(loaded, f"--{option}", name)
 
-    tile = numbers("tile", settings.tile)
-    assert tile is not None  # the settings have one
+    shapes = {
+        name: numbers(name, getattr(settings, name)) for name in ("tile", "margin", "overlap", "multiple")
+    }
     return TileOptions(
-        tile=tile,
-        margin=numbers("margin", settings.margin),
-        overlap=numbers("overlap", settings.overlap),
-        multiple=numbers("multiple", settings.multiple),
-        blend=settings.blend,
-        axes=settings.axes,
-        dataset=settings.dataset,
-        batch_size=settings.batch,
-        reduce=reduce,
-        flips=settings.flips or "",
-        objects=settings.objects if settings.objects in (None, "label") else named("objects"),
-        connectivity=settings.connectivity,
-        table=settings.table,
-        points=named("points"),
-        boxes=named("boxes"),
-        context=settings.context,
-        dtype=settings.dtype,
-        compression=settings.compression,
-        overwrite=settings.overwrite,
-        part=settings.part,
-        progress=True,
+        **_same_named(settings, TileOptions)
+        | shapes
+        | {
+            "batch_size": settings.batch,
+            "reduce": reduce,
+            "flips": settings.flips or "",
+            "objects": settings.objects if settings.objects in (None, "label") else named("objects"),
+            "points": named("points"),
+            "boxes": named("boxes"),
+            "progress": True,
+        }
     )
+
+
+def _same_named(settings: UseSettings, kind: type[Any]) -> dict[str, Any]:
+    """Return the options of a job that a flag of the same name sets as it is."""
+    return {one.name: getattr(settings, one.name) for one in fields(kind) if hasattr(settings, one.name)}

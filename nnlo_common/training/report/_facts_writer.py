@@ -139,6 +139,7 @@ class FactsWriter:
         every_s: the least time between two samples of the usage.
         timeline: write a trace, too.
         limit_mb: the most that the trace takes.
+        place: this rank's place; None: its place in the session.
 
     Raises:
         ConfigurationError: the folder cannot be written, or an option is out of range.
@@ -155,12 +156,13 @@ class FactsWriter:
         every_s: float = 1.0,
         timeline: bool = False,
         limit_mb: float = 100.0,
+        place: RankPlace | None = None,
     ) -> None:
         asked = f"Report({str(folder)!r})"
         for name, value in (("every_s", every_s), ("limit_mb", limit_mb)):
             if not (is_number(value) and 0 < value < math.inf):
                 raise ConfigurationError(f"{asked[:-1]}, {name}={value!r}) must be a number above 0")
-        self._layout = layout = RankPlace.of(team)
+        self._layout = layout = place or RankPlace.of(team)
         self._team, self._report, self._unit, self._every_s = team, report, unit, every_s
         self._file = FactsFile(folder, layout.rank, asked)
         self._trace: Trace | None = None
