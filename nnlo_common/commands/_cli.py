@@ -14,8 +14,9 @@ from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
 from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
 from nnlo_common.commands.predict._predict_command import PREDICT_OPTIONS, TILE_OPTIONS
 from nnlo_common.commands.rechunk._flags import add_rechunk
+from nnlo_common.commands.rerun._rerun_command import add_rerun, run_rerun
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
-from nnlo_common.commands.train._job import first_of_job, refuse_alike, run_in_job
+from nnlo_common.commands.train._job import REFUSED, first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option, nearest
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._request import ALL_OPTIONS
@@ -154,7 +155,7 @@ trial. With --run, rerun the same command to resume a killed search. docs/tune.m
 """,
     ),
 }
-COMMANDS = tuple(sorted([*JOBS, "demo", "doctor", "rechunk", "report", "top", "trace"]))
+COMMANDS = tuple(sorted([*JOBS, "demo", "doctor", "rechunk", "report", "rerun", "top", "trace"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -248,6 +249,7 @@ def _parser() -> Parser:
     trace.add_argument("run", metavar="RUN", help="the folder of the run")
     trace.add_argument("--output", metavar="FILE", help="the file; else trace.json in that folder")
     add_rechunk(commands)
+    add_rerun(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small network on images that come with nnlo",
@@ -305,6 +307,8 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
         from nnlo_common.commands.doctor._doctor_command import run_doctor
 
         return run_doctor(**flags)
+    if command == "rerun":
+        return run_rerun(**flags) if first_of_job() else REFUSED
     if command in ("rechunk", "report", "top", "trace"):
         return _look(command, flags) if first_of_job() else 0
     if command == "demo":
