@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -58,6 +61,51 @@ class Reading(TypedDict, total=False):
     stage_to: str | Path | None
     copy_command: Sequence[str] | None
     samples: Sequence[int] | npt.NDArray[Any] | None
+
+
+# Waits before a file is read again where its file system has failed: a server that restarts is back by then.
+_WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_PASSING = {
+    getattr(errno, name)
+    for name in (
+        "EIO",
+        "ESTALE",
+        "ETIMEDOUT",
+        "ENOTCONN",
+        "ECONNRESET",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "EREMOTEIO",
+    )
+    if hasattr(errno, name)
+}
+_ERRNO = re.compile(r"errno = (\d+)")  # HDF5 has it in its text only
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether an error is of a file system that may answer again, not of the file.
+
+    Example:
+        >>> may_pass(OSError(errno.ESTALE, "Stale file handle")), may_pass(OSError("inflate() failed"))
+        (True, False)
+    """
+    if not isinstance(error, OSError):
+        return False
+    found = _ERRNO.search(str(error))
+    return (int(found[1]) if found else error.errno) in _PASSING
+
+
+class _ColumnError(Exception):
+    """A column cannot be read.
+
+    Attributes:
+        column: its name.
+        error: of the library.
+    """
+
+    def __init__(self, column: str, error: Exception) -> None:
+        super().__init__(column)
+        self.column, self.error = column, error
 
 
 class _Plan(NamedTuple):
@@ -330,28 +378,56 @@ class FileSource:
     def _decode(self, start: int, stop: int, out: Sequence[Array]) -> None:
         for part, first, last in self._pieces(start, stop):
             into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
-            with self._open.lock():
-                file = self._open.get(self._paths[part])
-                before: npt.NDArray[np.int64] | None = None
-                for plan in self._plans:
-                    place = out[plan.into][into]
-                    if plan.beside is not None:
-                        place = place[..., plan.beside]
-                    try:
-                        if plan.pad is None:
-                            file.read(plan.name, first, last, place)
-                            continue
-                        rows = file.ragged(plan.name, first, last)
-                        fill_padded(rows, plan.pad, place)
-                        if plan.beside and before is not None and not np.array_equal(before, rows.counts):
-                            raise self._unlike(first, plan.name, before, rows.counts)
-                        before = rows.counts
-                        if plan.counts is not None:
-                            out[plan.counts][into] = np.minimum(rows.counts, plan.pad)
-                    except Exception as error:  # the libraries raise any type of exception for damaged files
-                        raise self._unreadable(error, part, first, last, plan.name) from None
+            failed: _ColumnError | None = None
+            for wait_s in (*_WAITS_S, None):
+                try:
+                    self._decode_part(part, first, last, [array[into] for array in out])
+                    break
+                except _ColumnError as error:
+                    failed = error
+                except NNLOError:  # it cannot be opened: again, if it could be before
+                    if failed is None:
+                        raise
+                if wait_s is None or not may_pass(failed.error):
+                    raise self._unreadable(failed.error, part, first, last, failed.column)
+                self._wait_for(part, failed.error, wait_s)
             if self._finite:
                 self._check_finite(self.files[part], first, [array[into] for array in out])
+
+    def _decode_part(self, part: int, first: int, last: int, out: Sequence[Array]) -> None:
+        """Read samples of one file.
+
+        Raises:
+            _ColumnError: a column cannot be read.
+        """
+        with self._open.lock():
+            file = self._open.get(self._paths[part])
+            before: npt.NDArray[np.int64] | None = None
+            for plan in self._plans:
+                place = out[plan.into]
+                if plan.beside is not None:
+                    place = place[..., plan.beside]
+                try:
+                    if plan.pad is None:
+                        file.read(plan.name, first, last, place)
+                        continue
+                    rows = file.ragged(plan.name, first, last)
+                    fill_padded(rows, plan.pad, place)
+                    if plan.beside and before is not None and not np.array_equal(before, rows.counts):
+                        raise self._unlike(first, plan.name, before, rows.counts)
+                    before = rows.counts
+                    if plan.counts is not None:
+                        out[plan.counts][:] = np.minimum(rows.counts, plan.pad)
+                except Exception as error:  # the libraries raise any type of exception for damaged files
+                    raise _ColumnError(plan.name, error) from None
+
+    def _wait_for(self, part: int, error: Exception, wait_s: float) -> None:
+        """Wait for a file system that does not answer, and close the file, to open it anew."""
+        if wait_s == _WAITS_S[0]:
+            told = " ".join(str(error).split())[:200]
+            warn(f"{self.files[part]} cannot be read now ({told}); trying again for {sum(_WAITS_S):.0f} s")
+        self._open.forget(self._paths[part])
+        time.sleep(wait_s)
 
     def _unreadable(self, error: Exception, part: int, first: int, last: int, name: str) -> NNLOError:
         what = f"{self.files[part]}: samples {first} to {last - 1} of {name} cannot be read"

@@ -7,6 +7,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -248,6 +249,14 @@ class OpenFiles:
             if len(self._files) > _KEPT:
                 self._files.popitem(last=False)[1].close()
             return file
+
+    def forget(self, path: str) -> None:
+        """Close the file at `path`, which is not to be used any more."""
+        with self.lock():
+            file = self._files.pop(path, None)
+            if file is not None:
+                with suppress(OSError, RuntimeError):  # as its file system has failed
+                    file.close()
 
     def close(self) -> None:
         """Close all files."""
