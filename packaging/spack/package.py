@@ -21,7 +21,7 @@ class PyNnlo(PythonPackage):
     variant("hdf5", default=False, description="Read lists of HDF5 files")
     variant("yaml", default=False, description="Read YAML files of options")
 
-    depends_on("python@3.11:3.13", type=("build", "run"))
+    depends_on("python@3.11:", type=("build", "run"))
     depends_on("py-hatchling", type="build")
     depends_on("py-numpy@2.0:", type=("build", "run"))
     depends_on("py-threadpoolctl@3.2:", type=("build", "run"))
