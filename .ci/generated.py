@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import MISSING
 from pathlib import Path
@@ -27,7 +28,7 @@ from nnlo_common.commands.train._settings import MODE_OPTIONS, OPTIONS  # noqa: 
 MADE = "# Written by `make generated` from the declarations of the algorithms; change those instead.\n"
 HEADS = {
     "docs/algorithms.md": "| algorithm | option | default | may be | what it does | wrappers, `nnlo train` |",
-    "docs/train.md": "| flag | in a file | default | what it does |",
+    "docs/train.md": "| flag | default | what it does |",
 }
 
 
@@ -108,13 +109,31 @@ def public_module(thing: Any) -> str:
 
 
 def rows_of_algorithms() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table in docs/algorithms.md."""
-    for algorithm in ALGORITHMS.values():
-        name = f"`{algorithm.__name__}`"
-        for one in (*algorithm.shorthands, *declared(algorithm).values()):
-            default = "" if one.default is MISSING else f"`{one.default!r}`".replace("'", '"')
-            yield name, f"`{one.field or one.name}`", default, values_of(one), one.help, taken(one)
-            name = ""
+    """Yield the rows of the table in docs/algorithms.md: those of most algorithms come first, once."""
+    rows = {algorithm: list(own_rows(algorithm)) for algorithm in ALGORITHMS.values()}
+    everywhere = set.intersection(*({row[0] for row in found} for found in rows.values()))
+    counts = Counter(row for found in rows.values() for row in found if row[0] in everywhere)
+    shared = [row for row, count in counts.items() if 2 * count > len(rows)]
+    yield from with_name("all, unless said below", shared)
+    for algorithm, found in rows.items():
+        parents = [one for one in algorithm.__mro__[1:] if one in rows]
+        told = [*shared, *(row for parent in parents for row in rows[parent])]
+        name = f"`{algorithm.__name__}`" + "".join(f": as `{parent.__name__}`, but" for parent in parents[:1])
+        yield from with_name(name, [row for row in found if row not in told] or [("",) * 5])
+
+
+def own_rows(algorithm: Any) -> Iterator[tuple[str, ...]]:
+    """Yield what is told of each option of an algorithm."""
+    for one in (*algorithm.shorthands, *declared(algorithm).values()):
+        default = "" if one.default is MISSING else f"`{one.default!r}`".replace("'", '"')
+        yield f"`{one.field or one.name}`", default, values_of(one), one.help, taken(one)
+
+
+def with_name(name: str, rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows, the first behind the name."""
+    for row in rows:
+        yield name, *row
+        name = ""
 
 
 def values_of(one: Declared) -> str:
@@ -142,7 +161,7 @@ def rows_of_train() -> Iterator[tuple[str, ...]]:
         text = option.help
         if option.choices and option.name not in MODE_OPTIONS:
             text += f": {', '.join(option.choices)}"
-        yield f"`{option.flag}`", f"`{option.name}`", str(default), text.replace("|", "\\|")
+        yield f"`{option.flag}`", str(default), text.replace("|", "\\|")
 
 
 def with_table(page: str, rows: Iterator[tuple[str, ...]]) -> str:

@@ -39,7 +39,7 @@ class Row(NamedTuple):
         return statistics.mean(self.accuracies)
 
 
-# The compared options: the best ones tried for each; docs/accuracy.md lists all.
+# The compared options: the best ones tried for each; README.md beside it lists all.
 SINGLE = {
     "one process, SGD": ["--batch", "50", "--learning-rate", "0.05"],
     "one process, Adam": ["--optimizer", "adam", "--batch", "100", "--learning-rate", "0.008"],

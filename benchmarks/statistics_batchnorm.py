@@ -6,6 +6,16 @@ mpiexec -n 3 python benchmarks/statistics_batchnorm.py --beside alone.json    # 
 After each epoch the centre is validated twice: with the running statistics, and with those of each batch. The
 gap between the two is the loss where running statistics lag behind the weights. `--beside` fails if the mean
 gap over the seeds exceeds that in the file by more than `--within` at any epoch.
+
+The gap in percentage points, mean over ten seeds, 60 batches per epoch, and the accuracy at the end. Single
+runs differ by several points.
+
+    epoch                                    1     2     3    4    5    6    accuracy
+    Keras on TensorFlow, one process         11.6  12.3  9.5  5.5  3.0  1.7  0.516
+    1 server, 2 workers, Downpour            12.0  12.3  10.0 5.2  3.1  2.0  0.520
+    PyTorch, one process                     17.1  15.2  8.8  6.0  4.6  3.8  0.527
+    1 server, 2 workers, Downpour            16.9  15.3  10.4 8.0  4.9  3.2  0.532
+    1 server, 2 workers, Synchronous         13.6  11.4  6.5  4.7  2.9  2.3  0.536
 """
 
 from __future__ import annotations

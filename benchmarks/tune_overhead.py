@@ -7,8 +7,10 @@ mpiexec -n 9 python benchmarks/tune_overhead.py --slow 1 --trials 40
 mpiexec -n 17 python benchmarks/tune_overhead.py --slow 1 --search-ranks 8 --trials 160
                                                             the same on 8 search ranks
 
-A block is busy while its trial sleeps; while it waits for parameters it is idle. Figures of a machine of two
-cores are in `docs/optimisation.md`.
+A block is busy while its trial sleeps; while it waits for parameters it is idle. On two cores with Open MPI,
+16 blocks with `--trials 208` were busy 98 % of the time with "random", 97 % with "tpe" and "bayesian"; two
+blocks completed 1,000 empty trials a second; 8 blocks whose sampler takes a second were busy 12 % without
+search ranks, 50 % with 4, 98 % with 8.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ mpiexec -n 7 python benchmarks/tune_tail.py        2 blocks of a server and 2 wo
 mpiexec -n 13 python benchmarks/tune_tail.py       4 blocks, 5 trials
 
 The worst case: one trial more than blocks. Workers sleep instead of computing, so that they need no cores of
-their own; both searches run in turn. Figures of a machine with two cores are in `docs/optimisation.md`.
+their own; both searches run in turn. On two cores, in 5 rounds, three trials on two blocks took 11.8 s in
+place of 14.3 s, five trials on four blocks 11.7 s in place of 14.8 s. Leaving and beginning again takes 1 s.
 """
 
 from __future__ import annotations

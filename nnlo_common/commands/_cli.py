@@ -151,7 +151,7 @@ get_space() of the Python file, or in a file: --space space.toml
 """,
         after="""\
 The folder of a search has report.html, search.json, and trials/, a folder of a run for each
-trial. With --run, rerun the same command to resume a killed search. docs/tune.md has more.
+trial. With --run, rerun the same command to resume a killed search. docs/searches.md has more.
 """,
     ),
 }

@@ -42,7 +42,7 @@ from nnlo_common.commands.tune._tune_command import defaults
 from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.paths import DOCS
 
-PAGE = DOCS / "tune.md"
+PAGE = DOCS / "searches.md"
 GIVEN = {"model": Given("m.py"), "loss": Given("mse"), "epochs": Given("3")}
 
 

@@ -14,8 +14,8 @@ from tests.helpers.pages import code
 from tests.helpers.paths import DOCS, ROOT
 
 PAGES = ["README.md", *sorted(f"docs/{path.relative_to(DOCS).as_posix()}" for path in DOCS.rglob("*.md"))]
-#: Pages whose blocks are one program; every other block is a program of its own.
-JOINED = {"docs/optimisation.md"}
+#: Pages with a section, their first, whose blocks are one program; every other block is a program of its own.
+JOINED = {"docs/searches.md": "In a script"}
 #: The block that makes the files for the others of its page, run once.
 MAKES_FILES = {
     ("docs/data.md", 0),
@@ -25,18 +25,16 @@ MAKES_FILES = {
     ("docs/tutorial_search.md", 0),
 }
 #: Pages of searches: a coordinator, and a block of three ranks.
-RANKS = {"docs/optimisation.md": 4, "docs/keras_tuner.md": 4, "docs/tutorial_search.md": 4}
-#: Pages that other tests run on one process.
+RANKS = {"docs/searches.md": 4, "docs/tutorial_search.md": 4}
+#: Pages that other tests run on one process, and these tests.
 ELSEWHERE = {
     "README.md": "tests/house/test_readme.py",
     "docs/checkpoint.md": "tests/torch/test_checkpoint.py",
     "docs/clients.md": "tests/clients/test_docs.py",
     "docs/data.md": "tests/house/test_readme.py",
-    "docs/keras_tuner.md": "tests/house/test_readme.py",
-    "docs/optimisation.md": "tests/search/test_mpi_search.py",
     "docs/pytorch.md": "tests/house/test_readme.py",
+    "docs/searches.md": "tests/house/test_readme.py tests/search/test_mpi_search.py tests/torch/test_tune.py",
     "docs/train.md": "tests/torch/test_train.py",
-    "docs/tune.md": "tests/torch/test_tune.py",
 }
 OTHER_PACKAGES = "docs/clients.md"  # which tests/clients run on three ranks, too
 
@@ -44,7 +42,11 @@ OTHER_PACKAGES = "docs/clients.md"  # which tests/clients run on three ranks, to
 def blocks_of(page):
     """The programs of a page, by their numbers."""
     blocks = code("python", page)
-    return dict(enumerate(["\n".join(blocks)] if page in JOINED and blocks else blocks))
+    if page in JOINED:
+        first = code("python", page, JOINED[page])
+        assert blocks[: len(first)] == first
+        blocks[: len(first)] = ["\n".join(first)]
+    return dict(enumerate(blocks))
 
 
 #: Blocks that need what the commands before them have made; the tutorial's own test runs them.
@@ -127,7 +129,8 @@ def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", ELSEWHERE)
 def test_a_page_that_is_run_elsewhere_is_named_there(page):
-    assert page.rpartition("/")[2] in (ROOT / ELSEWHERE[page]).read_text()
+    for test in ELSEWHERE[page].split():
+        assert page.rpartition("/")[2] in (ROOT / test).read_text()
 
 
 @pytest.mark.mpi

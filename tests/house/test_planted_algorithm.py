@@ -123,7 +123,7 @@ def test_its_options_are_told_and_checked(seen):
 def test_what_is_generated_has_it(seen):
     row = "|  | `zeal` | `1.0` | at least 0 and below 2 | planted factor of each gradient | yes |"
     assert row in seen["generated"]["docs/algorithms.md"]
-    assert "`--zeal` | `zeal` |  | tiller (1.0): planted" in seen["generated"]["docs/train.md"]
+    assert "| `--zeal` |  | tiller (1.0): planted" in seen["generated"]["docs/train.md"]
     assert "_tiller import Tiller as Tiller" in seen["generated"]["nnlo_common/algorithms/_found.pyi"]
     for framework in ("torch", "keras"):
         stub = seen["generated"][f"nnlo_{framework}/_wrappers.pyi"]

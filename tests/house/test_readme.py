@@ -78,9 +78,9 @@ def test_the_guide_to_keras_trains(ranks, tmp_path, capsys, back_end):
 @pytest.mark.filterwarnings("ignore:.*google._upb.*:DeprecationWarning")
 def test_the_guide_to_keras_tuner_searches(tmp_path, monkeypatch, capsys):
     pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
-    (block,) = code("python", "docs/keras_tuner.md")
+    (block,) = code("python", "docs/searches.md", "With keras-tuner")
     shown = {}
-    exec(compile(block, "keras_tuner.md", "exec"), shown)
+    exec(compile(block, "searches.md", "exec"), shown)
     assert "Showing 1 best trials" in capsys.readouterr().out
     scores = [trial.score for trial in shown["tuner"].oracle.trials.values()]
     assert len(scores) == 4

@@ -61,15 +61,15 @@ def test_a_search_that_is_killed_three_times_has_each_trial_once(tmp_path):
 
 def test_the_guide_to_searches_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = code("python", "docs/optimisation.md")
+    blocks = code("python", "docs/searches.md", "In a script")
     assert len(blocks) == 4
-    exec(compile("\n".join(blocks), "optimisation.md", "exec"), {})
+    exec(compile("\n".join(blocks), "searches.md", "exec"), {})
 
 
 @pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_the_trainings_of_the_guide_save_on_several_ranks(tmp_path):
-    setup, *_, elastic, _ = code("python", "docs/optimisation.md")
+    setup, *_, elastic, _ = code("python", "docs/searches.md", "In a script")
     program = tmp_path / "search.py"
     begin = f"import os\n\nos.chdir({str(tmp_path)!r})\n"
     search = elastic.replace("block_size=3", "block_size=2")  # one block of three ranks

@@ -110,13 +110,13 @@ def test_a_trial_that_fails_costs_nothing_else(capsys):
 
 
 def test_the_files_in_the_guide_are_searched(capsys):
-    Path("net.py").write_text("\n".join(code("python", "docs/tune.md")))
+    Path("net.py").write_text("\n".join(code("python", "docs/searches.md", "Without a script")))
     words = ["--model", "net.py", "--train", "a.h5", "--loss", "cross_entropy", "--num-iterations", "2"]
     assert main(["tune", *words, "--run", "s"]) == 0
     found = searched("s")
     assert found["objective"] == "figure of merit"
     assert found["best"]["value"] > 0
-    (table,) = code("toml", "docs/tune.md")
+    (table,) = code("toml", "docs/searches.md", "Without a script")
     Path("space.toml").write_text(table)
     assert main(["tune", *words, "--space", "space.toml", "--objective", "loss", "--run", "t"]) == 0
     assert searched("t")["best"]["params"].keys() == {"learning_rate", "batch"}

@@ -34,7 +34,7 @@ from nnlo_common.search.samplers._names import Wanted
 
 __all__ = ["EvolutionarySampler", "make"]
 
-# Not tuned; `docs/optimisation.md` has measurements.
+# Not tuned; `benchmarks/tune_regret.py` has measurements.
 _BLENDED = 0.5  # share of children blended from both parents; else each parameter is one parent's
 _BEYOND = 0.3  # how far a blend may lie beyond a parent, relative to their distance
 _MUTATED = 0.35  # the probability that a parameter mutates

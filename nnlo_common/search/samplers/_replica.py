@@ -28,7 +28,8 @@ from nnlo_common.search.samplers._seeding import Seeded
 
 __all__ = ["Replica", "choose_for_others", "in_sequence"]
 
-# `docs/optimisation.md` has measurements of its effect.
+# 48 trials of Branin, 8 chosen at a time, are off by 0.017 with it (median of 10 seeds), by 0.67 if all
+# choose from the same results, and by 0.0009 if one rank chooses all 8 in turn.
 _LEFT_OUT = 0.25
 
 
