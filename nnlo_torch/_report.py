@@ -24,13 +24,13 @@ __all__ = ["Report"]
 class Report:
     """Writes down what happens on each rank while it happens; `nnlo report FOLDER` makes a page of it.
 
-    `Report(optimizer, "run")` appends lines of JSON to run/facts.rank0.jsonl and so on: the layout,
+    `Report(optimizer, "run")` appends lines of JSON to run/ranks/facts.rank0.jsonl and so on: the layout,
     versions and your configuration at the start; each epoch with its time, samples, metrics, staleness and
     where the time went; memory, processor and GPU about once a second; ranks that stall or die. Lines are
     whole at any time, even after the training is killed. Make it before the first epoch.
 
-    With `timeline=True` each rank also writes a trace, run/timeline.rank0.json and so on, of its computing,
-    waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
+    With `timeline=True` each rank also writes a trace, run/ranks/timeline.rank0.json and so on, of its
+    computing, waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
     https://ui.perfetto.dev.
 
     `Checkpoint` makes one in its own folder, if there is none.
@@ -41,7 +41,7 @@ class Report:
         config: what to write down about this run, such as your options.
         timeline: write a trace, too.
         profile: run `torch.profiler` for steps of some ranks: "10-20" or "10-20@1,3"; the trace is
-            run/profile.rank1/trace.json and so on. Servers make no steps.
+            run/ranks/profile.rank1/trace.json and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
         gradients: write down how large the values of each layer's gradient are, in the first and then every
@@ -61,7 +61,7 @@ class Report:
         ...         optimizer.step()
         ...     report.epoch({"loss": 0.5})
         ...     report.close()
-        ...     lines = map(json.loads, Path(folder, "facts.rank0.jsonl").read_text().splitlines())
+        ...     lines = map(json.loads, Path(folder, "ranks", "facts.rank0.jsonl").read_text().splitlines())
         ...     (epoch,) = [line for line in lines if line["what"] == "epoch"]
         >>> [epoch[name] for name in ("batches", "samples", "metrics")]
         [2, 40, {'loss': 0.5}]

@@ -52,7 +52,7 @@ BEGIN_S, END_S = 1.0, 1.12
 def bars(folder: Path) -> list[go.Bar]:
     """Return the spans of each rank's trace as bars in milliseconds, one trace for each kind of span."""
     spans: dict[str, list[tuple[str, float, float]]] = {kind: [] for kind in KINDS}
-    traces = [json.loads(path.read_text()) for path in sorted(folder.glob("timeline.rank*.json"))]
+    traces = [json.loads(path.read_text()) for path in sorted((folder / "ranks").glob("timeline.rank*.json"))]
     drawn = [
         (f"rank {rank}", event["cat"], event["ts"] / 1e6, event["dur"] / 1e6)
         for rank, trace in enumerate(traces)

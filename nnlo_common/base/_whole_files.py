@@ -14,7 +14,17 @@ from typing import BinaryIO
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import new_file, readable_file, reopened_file
 
-__all__ = ["hold", "hold_lock", "of_rank", "release_lock", "usable", "whole", "whole_file", "write_whole"]
+__all__ = [
+    "RANKS",
+    "hold",
+    "hold_lock",
+    "of_rank",
+    "release_lock",
+    "usable",
+    "whole",
+    "whole_file",
+    "write_whole",
+]
 
 # -- locks that admit one job at a time to the folder of a run or the journal of a search --------------
 
@@ -105,15 +115,19 @@ def _owner(descriptor: int) -> str:
     return "".join(one for one in text if one.isprintable()).strip()
 
 
-def of_rank(path: str | Path, rank: int) -> Path:
-    """Return a path with the rank in its name, so that every rank writes its own file.
+#: The folder within that of a run for what each rank writes, so that the result is seen first.
+RANKS = "ranks"
+
+
+def of_rank(folder: str | Path, name: str, rank: int) -> Path:
+    """Return the path of a rank's own file in the folder of a run.
 
     Example:
-        >>> of_rank("monitor.jsonl", 2).name
-        'monitor.rank2.jsonl'
+        >>> of_rank("run", "facts.jsonl", 2).as_posix()
+        'run/ranks/facts.rank2.jsonl'
     """
-    path = Path(path)
-    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    plain = Path(name)
+    return Path(folder) / RANKS / f"{plain.stem}.rank{rank}{plain.suffix}"
 
 
 def usable(asked: str, path: Path) -> Path:
@@ -135,6 +149,8 @@ def usable(asked: str, path: Path) -> Path:
 
 def _obstacle(path: Path) -> str:
     """Describe what prevents writing of a file; empty if nothing does."""
+    if path.parent.name == RANKS and path.parent.is_symlink():
+        return f"{path.parent} is a symbolic link, which is not followed"
     if path.is_symlink():  # whoever has put it there chooses what is overwritten
         return "it is a symbolic link, which is not followed"
     if path.is_dir():

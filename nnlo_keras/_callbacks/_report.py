@@ -40,14 +40,14 @@ def begin_profile(folder: Path) -> Callable[[], object]:
 class Report(RankCallback):
     """Writes down what happens on each rank while it happens; `nnlo report FOLDER` makes a page of it.
 
-    `Report("run")` appends lines of JSON to run/facts.rank0.jsonl and so on: the layout, versions and your
-    configuration at the start; each epoch with its time, batches, metrics, staleness and where the time went;
-    memory, processor and GPU about once a second; ranks that stall or die. Lines are whole at any time, even
-    after the training is killed. On a server `batches` are those of all workers, as far as it knows, and the
-    metrics those of the centre.
+    `Report("run")` appends lines of JSON to run/ranks/facts.rank0.jsonl and so on: the layout, versions
+    and your configuration at the start; each epoch with its time, batches, metrics, staleness and where the
+    time went; memory, processor and GPU about once a second; ranks that stall or die. Lines are whole at any
+    time, even after the training is killed. On a server `batches` are those of all workers, as far as it
+    knows, and the metrics those of the centre.
 
-    With `timeline=True` each rank also writes a trace, run/timeline.rank0.json and so on, of its computing,
-    waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
+    With `timeline=True` each rank also writes a trace, run/ranks/timeline.rank0.json and so on, of its
+    computing, waits, messages, reads, checkpoints and validations. `nnlo trace FOLDER` merges them for
     https://ui.perfetto.dev.
 
     Args:
@@ -55,7 +55,7 @@ class Report(RankCallback):
         config: what to write down about this run, such as your options.
         timeline: write a trace, too.
         profile: run the profiler of the back end for steps of some ranks: "10-20" or "10-20@1,3"; it
-            writes into run/profile.rank1 and so on. Servers make no steps.
+            writes into run/ranks/profile.rank1 and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
 
@@ -67,7 +67,7 @@ class Report(RankCallback):
         >>> x = np.ones((40, 1))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     fitted = model.fit(x, x, callbacks=[Report(folder, config={"data": "ones"})], verbose=0)
-        ...     lines = map(json.loads, Path(folder, "facts.rank0.jsonl").read_text().splitlines())
+        ...     lines = map(json.loads, Path(folder, "ranks", "facts.rank0.jsonl").read_text().splitlines())
         ...     (epoch,) = [line for line in lines if line["what"] == "epoch"]
         >>> [epoch[name] for name in ("batches", "samples")]
         [2, 40]

@@ -214,7 +214,7 @@ def test_a_finished_run_is_read(tmp_path):
 
 def test_a_killed_and_resumed_run_is_read(tmp_path):
     folder = write_run(tmp_path / "net-1", ended=False)
-    with (folder / "facts.rank1.jsonl").open("a") as file:
+    with (folder / "ranks/facts.rank1.jsonl").open("a") as file:
         file.write('{"what": "ep')  # killed within a write
     run = read_run(folder)
     assert run.seconds is None
@@ -244,7 +244,7 @@ def test_a_killed_and_resumed_run_is_read(tmp_path):
 )
 def test_damaged_files_are_named(tmp_path, content, expected):
     folder = write_run(tmp_path / "net-1")
-    (folder / "facts.rank0.jsonl").write_text(content)
+    (folder / "ranks/facts.rank0.jsonl").write_text(content)
     with pytest.raises(ConfigurationError, match=expected):
         read_run(folder)
 
@@ -254,7 +254,7 @@ def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert "there is no such folder; name the folder of a run" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert (
-        "has no facts of a run (facts.rank0.jsonl): name the folder of `nnlo train`"
+        "has no facts of a run (ranks/facts.rank0.jsonl): name the folder of `nnlo train`"
         in capsys.readouterr().err
     )
     assert not list(tmp_path.iterdir())

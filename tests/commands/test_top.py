@@ -154,7 +154,7 @@ def test_what_a_rank_writes_is_read_again(tmp_path):
     assert (found.first_loss, found.staleness) == (1.0, 0.5)
     live.end()
     assert read_live(tmp_path).ended
-    assert [one.name for one in tmp_path.iterdir()] == ["live.rank3.json"]
+    assert [one.name for one in (tmp_path / "ranks").iterdir()] == ["live.rank3.json"]
 
 
 def test_the_rate_is_that_since_the_last_write(tmp_path):
@@ -170,7 +170,7 @@ def test_the_rate_is_that_since_the_last_write(tmp_path):
 
 def test_a_training_goes_on_where_its_live_file_cannot_be_written(tmp_path, caplog):
     live = LiveFile(tmp_path / "run", 0, "alone", "a")
-    (tmp_path / "run").rmdir()
+    (tmp_path / "run/ranks").rmdir()
     for _ in range(2):
         live.write()
     live.end()
@@ -185,7 +185,8 @@ def test_facts_are_enough(tmp_path):
         {"what": "sample", "time": NOW + 3, "seconds": 3.0, "samples": 30, "mean_staleness": 1.5},
         {"what": "sample", "time": NOW + 10, "seconds": 10.0, "samples": 135, "mean_staleness": 1.25},
     ]
-    path = tmp_path / "facts.rank1.jsonl"
+    path = tmp_path / "ranks/facts.rank1.jsonl"
+    path.parent.mkdir()
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"what": "end", "ti')
     assert path.stat().st_size > 1 << 14  # only the begin and the end are read
     (found,) = read_live(tmp_path).ranks
@@ -201,11 +202,11 @@ def test_facts_are_enough(tmp_path):
 
 def test_files_that_cannot_be_read_are_named_and_hide_no_others(tmp_path):
     LiveFile(tmp_path, 0, "alone", "a").write()
-    (tmp_path / "live.rank1.json").write_text('{"epoch": 1, "ti')
-    (tmp_path / "live.rank2.json").write_text(json.dumps({"epoch": 1, "moved": 1, "time": "\x1b[2J"}))
-    os.mkfifo(tmp_path / "live.rank4.json")
-    (tmp_path / "live.rank5.json").write_text("[" * 70_000)
-    (tmp_path / "live.rank1e3.json").write_text("")
+    (tmp_path / "ranks/live.rank1.json").write_text('{"epoch": 1, "ti')
+    (tmp_path / "ranks/live.rank2.json").write_text(json.dumps({"epoch": 1, "moved": 1, "time": "\x1b[2J"}))
+    os.mkfifo(tmp_path / "ranks/live.rank4.json")
+    (tmp_path / "ranks/live.rank5.json").write_text("[" * 70_000)
+    (tmp_path / "ranks/live.rank1e3.json").write_text("")
     found = read_live(tmp_path)
     assert [one.rank for one in found.ranks] == [0]
     assert [one.partition(":")[0] for one in found.unreadable] == [f"live.rank{n}.json" for n in (1, 2, 4, 5)]
@@ -222,7 +223,8 @@ def test_texts_of_others_do_not_change_the_terminal(tmp_path):
         "role": "\x1b[2J[red]worker\n0",
         "host": "h" * 500,
     }
-    (tmp_path / "live.rank0.json").write_text(json.dumps(told | {"scores": {"lo\x07ss": 1.0}}))
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks/live.rank0.json").write_text(json.dumps(told | {"scores": {"lo\x07ss": 1.0}}))
     console = rich_console.Console(width=200, record=True, file=io.StringIO())
     console.print(live_table(read_live(tmp_path)))
     text = console.export_text()
@@ -256,7 +258,7 @@ def test_once_prints_a_table_and_changes_nothing(tmp_path, capsys):
     pytest.importorskip("rich", reason=NEEDS_RICH)
     folder = tmp_path / "net-1"
     planted(folder)
-    before = {one.name: one.read_bytes() for one in folder.iterdir()}
+    before = {one.name: one.read_bytes() for one in folder.rglob("*.*")}
     assert main(["top", str(folder), "--once"]) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("net-1  epoch 1/3  50 %")
@@ -268,7 +270,7 @@ def test_once_prints_a_table_and_changes_nothing(tmp_path, capsys):
         ["1", "worker", "0", "host-1"],
         ["2", "worker", "1", "host-2"],
     ]
-    assert {one.name: one.read_bytes() for one in folder.iterdir()} == before
+    assert {one.name: one.read_bytes() for one in folder.rglob("*.*")} == before
 
 
 @pytest.mark.parametrize(
@@ -349,4 +351,4 @@ def test_a_rank_has_ended_even_if_its_thread_was_writing_at_that_moment(tmp_path
     ender.join()
     live.write()
 
-    assert json.loads((tmp_path / "live.rank0.json").read_text())["state"] == "ended"
+    assert json.loads((tmp_path / "ranks/live.rank0.json").read_text())["state"] == "ended"

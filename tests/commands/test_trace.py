@@ -60,13 +60,14 @@ def test_a_file_that_was_cut_off_is_read_to_there(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "has no timeline (timeline.rank0.json): train with --timeline"),
+        (None, "has no timeline (ranks/timeline.rank0.json): train with --timeline"),
         ('[\n{"a": 1]}\n]\n', "timeline.rank0.json, line 2: "),
         ("[\n3}\n]\n", "timeline.rank0.json, line 2: "),
     ],
 )
 def test_what_is_no_timeline_is_refused(content, expected, tmp_path, capsys):
     if content is not None:
+        trace_path(tmp_path, 0).parent.mkdir()
         trace_path(tmp_path, 0).write_text(content)
     assert main(["trace", str(tmp_path)]) == 2
     assert expected in capsys.readouterr().err

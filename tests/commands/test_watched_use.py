@@ -97,7 +97,7 @@ def test_a_failed_job_has_ended_and_the_next_goes_on(tmp_path):
     assert read_live(folder).ended
     assert not out.exists()
     predicted(folder, out)
-    lines = [json.loads(line) for line in (folder / "facts.rank0.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "ranks/facts.rank0.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines if line["what"] != "sample"] == [
         "start",
         "end",
@@ -150,7 +150,7 @@ def test_the_command_has_a_folder_of_its_own(tmp_path, monkeypatch):
     ]
     for more in ([], ["--overwrite"]):
         assert main([*words, *more]) == 0
-        lines = Path("y.npy.run/facts.rank0.jsonl").read_text().splitlines()
+        lines = Path("y.npy.run/ranks/facts.rank0.jsonl").read_text().splitlines()
         assert sum('"start"' in line for line in lines) == 1
     assert main([*words, "--overwrite", "--run", "watched"]) == 0
-    assert Path("watched/live.rank0.json").exists()
+    assert Path("watched/ranks/live.rank0.json").exists()

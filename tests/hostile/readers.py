@@ -361,7 +361,7 @@ def folder_of_search(path: Path) -> object:
 
 
 def report_of(path: Path) -> object:
-    run = read_run(path.parent)
+    run = read_run(path.parents[1])
     return runs_page([run], [verdicts(run)], {})
 
 
@@ -381,7 +381,7 @@ def ranks_of(name: str) -> Callable[[bytes, Path], object]:
     """Return a reader of what a rank of a running training has written."""
 
     def read(path: Path) -> object:
-        run = read_live(path.parent, 1000.0)
+        run = read_live(path.parents[1], 1000.0)
         if run.unreadable:
             raise ValueError(run.unreadable[0])
         return summary(run), alarms(run)
@@ -501,18 +501,18 @@ READERS: dict[str, Reader] = {
         [json.dumps(TUNED).encode()], in_file("trial_0/trial.json", tuner_page), vary=as_json(TUNED)
     ),
     "live file": Reader(
-        [json.dumps(LIVE).encode()], ranks_of("live.rank1.json"), (ValueError,), as_json(LIVE)
+        [json.dumps(LIVE).encode()], ranks_of("ranks/live.rank1.json"), (ValueError,), as_json(LIVE)
     ),
     "end of facts": Reader(
         ["".join(json.dumps(one) + "\n" for one in FOLLOWED).encode()],
-        ranks_of("facts.rank0.jsonl"),
+        ranks_of("ranks/facts.rank0.jsonl"),
         (ValueError,),
         lambda draw: b"".join(as_json(one)(draw) + b"\n" for one in FOLLOWED),
     ),
     **{
         f"facts: {line['what']}": Reader(
             [written([START, line]), written([START, EPOCH, SAMPLE, line])],
-            in_file("facts.rank0.jsonl", report_of),
+            in_file("ranks/facts.rank0.jsonl", report_of),
             vary=as_json(line),
         )
         for line in (START, EPOCH, SAMPLE, END)

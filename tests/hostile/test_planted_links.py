@@ -153,7 +153,7 @@ def export(path: Path) -> None:
 
 NAMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "timeline": (trace, "a.json"),
-    "facts": (log, "facts.rank0.jsonl"),
+    "facts": (log, "ranks/facts.rank0.jsonl"),
     "journal": (journal, "a.json"),
     "export": (export, "a.log"),
 }
@@ -163,10 +163,19 @@ NAMED: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_outputs_that_grow_are_refused_behind_a_link(
     tmp_path: Path, mine: Path, write: Callable[[Path], object], name: str
 ) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to(mine)
     with pytest.raises(ConfigurationError, match=r"\(it is a symbolic link, which is not followed\)"):
         write(tmp_path / "a.json")
     assert mine.read_text() == MINE
+
+
+def test_a_folder_of_ranks_that_is_a_link_is_refused(tmp_path: Path, mine: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ranks").symlink_to(mine.parent)
+    with pytest.raises(ConfigurationError, match=r"ranks is a symbolic link, which is not followed\)"):
+        FactsFile(tmp_path / "run", 0)
+    assert [one.name for one in mine.parent.iterdir() if "rank" in one.name] == []
 
 
 def test_a_timeline_never_follows_a_link_that_comes_later(tmp_path: Path, mine: Path) -> None:
@@ -184,7 +193,7 @@ def test_facts_never_follow_a_link_that_comes_later(
     tmp_path: Path, mine: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = FactsFile(tmp_path, 0)
-    (tmp_path / "facts.rank0.jsonl").symlink_to(mine)
+    (tmp_path / "ranks/facts.rank0.jsonl").symlink_to(mine)
     one.add("end")
     assert "symbolic link" in caplog.text
     assert mine.read_text() == MINE

@@ -28,7 +28,7 @@ def test_a_trace_of_three_hosts_has_one_time(kind, tmp_path):
         status, text = cluster.run([2, 1, 1], PROGRAMS / "facts_torch.py", str(tmp_path), kind, timeout_s=180)
     assert (status == 0) == (kind == "whole"), text
     for rank, (host, true_s) in enumerate([("node1", 0), ("node1", 0), ("node2", 7), ("node3", -3)]):
-        start = next(read_facts(tmp_path / f"facts.rank{rank}.jsonl"))
+        start = next(read_facts(tmp_path / f"ranks/facts.rank{rank}.jsonl"))
         assert start["host"] == host
         assert abs(start["clock_ahead_s"] - true_s) <= start["clock_error_s"]
     assert main(["trace", str(tmp_path)]) == 0

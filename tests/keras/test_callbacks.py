@@ -128,7 +128,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(place, tmp_path):
     assert int(model.optimizer.iterations) == 20
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     checkpoints = [f"checkpoint-00000{number}" for number in (2, 3, 4)]
-    assert names == [*checkpoints, "facts.rank0.jsonl", "in-use", "model.keras"]
+    assert names == [*checkpoints, "in-use", "model.keras", "ranks"]
 
     again, history = fit(callbacks(), epochs=4)
     assert history.epoch == [0, 1, 2, 3]
@@ -284,7 +284,7 @@ def test_epochs_of_unknown_length_are_named():
 
 
 def epochs_in(folder):
-    lines = map(json.loads, (folder / "facts.rank0.jsonl").read_text().splitlines())
+    lines = map(json.loads, (folder / "ranks/facts.rank0.jsonl").read_text().splitlines())
     return [line for line in lines if line["what"] == "epoch"]
 
 
@@ -311,13 +311,16 @@ def test_what_is_saved_has_facts_unless_there_is_a_report(tmp_path):
     assert all({"loss"} == set(line["metrics"]) for line in epochs_in(tmp_path / "saved"))
     fit([nk.Checkpoint(tmp_path / "with"), nk.Report(tmp_path / "own")])
     fit([nk.Checkpoint(tmp_path / "without", report=False)])
-    assert [path.parent.name for path in tmp_path.glob("*/facts*")] in (["own", "saved"], ["saved", "own"])
+    assert [path.parents[1].name for path in tmp_path.glob("*/ranks/facts*")] in (
+        ["own", "saved"],
+        ["saved", "own"],
+    )
 
 
 @pytest.mark.extended
 def test_the_profiler_of_the_back_end_writes_into_the_folder(tmp_path):
     fit([nk.Report(tmp_path, profile="2-3"), nk.Distribute()], epochs=1)
-    (folder,) = tmp_path.glob("profile*")
+    (folder,) = tmp_path.glob("ranks/profile*")
     assert folder.name == "profile.rank0"
     assert list(
         folder.glob("trace.json" if keras.backend.backend() == "torch" else "plugins/profile/*/*.xplane.pb")
@@ -342,7 +345,7 @@ def test_an_interrupted_timeline_is_valid(tmp_path):
     with pytest.raises(TimeoutError):
         fit([nk.Report(tmp_path, timeline=True), Interrupt(1)], validation_split=0.2)
     facts_end()  # nothing closes a report whose fit has failed
-    events = json.loads((tmp_path / "timeline.rank0.json").read_text())
+    events = json.loads((tmp_path / "ranks/timeline.rank0.json").read_text())
     assert events[0]["args"]["name"].startswith("alone on ")
     assert [event["name"] for event in events[2:] if event["name"] in ("validate", "epoch 0")] == [
         "validate",

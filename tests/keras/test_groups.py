@@ -631,10 +631,12 @@ def test_our_callbacks_work_in_groups(size, servers, tmp_path):
             assert report.steps == report.samples == 14
     assert [role for *_, role in found][servers:] == ["worker 0" if servers else "lead", "worker 0, member 1"]
     for rank in range(size):
-        lines = map(json.loads, (tmp_path / f"facts.rank{rank}.jsonl").read_text().splitlines())
+        lines = map(json.loads, (tmp_path / f"ranks/facts.rank{rank}.jsonl").read_text().splitlines())
         counts = [line["batches"] for line in lines if line["what"] == "epoch"]
         assert counts == ([7, 7] if rank >= servers else [14, 14])  # a server counts those of both ranks
-        names = {event["name"] for event in json.loads((tmp_path / f"timeline.rank{rank}.json").read_text())}
+        names = {
+            event["name"] for event in json.loads((tmp_path / f"ranks/timeline.rank{rank}.json").read_text())
+        }
         assert "the sum of the gradients" in names or "no message" in names
 
 

@@ -139,7 +139,7 @@ def facts_of(folder, what="epoch"):
     return [
         [
             line
-            for line in map(json.loads, (folder / f"facts.rank{rank}.jsonl").read_text().splitlines())
+            for line in map(json.loads, (folder / f"ranks/facts.rank{rank}.jsonl").read_text().splitlines())
             if line["what"] == what
         ]
         for rank in range(3)

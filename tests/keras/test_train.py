@@ -53,9 +53,9 @@ def test_a_keras_model_trains_and_trains_the_same_again():
     first = told("runs/keras_net-1")
     assert first["center"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert first["center"]["val_loss"][-1] < first["center"]["val_loss"][0]
-    lines = Path("runs/keras_net-1/facts.rank0.jsonl").read_text().splitlines()
+    lines = Path("runs/keras_net-1/ranks/facts.rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)["what"] for line in lines].count("epoch") == 3
-    assert json.loads(Path("runs/keras_net-1/timeline.rank0.json").read_text())
+    assert json.loads(Path("runs/keras_net-1/ranks/timeline.rank0.json").read_text())
     model = keras.models.load_model("runs/keras_net-1/model.keras")
     assert type(model.optimizer).__name__ == "Adam"
     assert int(model.optimizer.iterations) == 3 * 14

@@ -33,7 +33,7 @@ def train(folder, world=None, every=3, steps=7):
 
 
 def told(folder, rank=0):
-    lines = map(json.loads, (folder / f"facts.rank{rank}.jsonl").read_text().splitlines())
+    lines = map(json.loads, (folder / f"ranks/facts.rank{rank}.jsonl").read_text().splitlines())
     return [line for line in lines if line["what"] == "gradients"]
 
 
@@ -77,7 +77,7 @@ def test_without_it_nothing_is_told(tmp_path):
 
 def test_a_damaged_line_is_no_figure(tmp_path):
     train(tmp_path / "run")
-    path = tmp_path / "run" / "facts.rank0.jsonl"
+    path = tmp_path / "run" / "ranks/facts.rank0.jsonl"
     damaged = {
         "what": "gradients",
         "time": 1.0,

@@ -59,7 +59,7 @@ def test_a_killed_job_leaves_whole_facts_and_a_valid_trace(tmp_path):
     )
     assert facts(tmp_path, "end")[1] == []
     for rank in range(4):
-        json.loads((tmp_path / f"timeline.rank{rank}.json").read_text())
+        json.loads((tmp_path / f"ranks/timeline.rank{rank}.json").read_text())
     assert problems_in(trace_of(tmp_path)) == []
     assert main(["report", str(tmp_path)]) == 0
 

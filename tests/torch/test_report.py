@@ -46,7 +46,7 @@ def training(folder, world=None, first=0, before_step=lambda optimizer: None, pr
 
 
 def lines(folder, rank, what="epoch"):
-    return [line for line in read_facts(folder / f"facts.rank{rank}.jsonl") if line["what"] == what]
+    return [line for line in read_facts(folder / f"ranks/facts.rank{rank}.jsonl") if line["what"] == what]
 
 
 def test_the_report_has_a_line_for_each_epoch(tmp_path):
@@ -188,7 +188,7 @@ def test_facts_are_written_once_or_not_at_all(tmp_path):
         {"loss": 1.0},
     ]
     saved_training(tmp_path / "second", 2, report=False)
-    assert not [*(tmp_path / "first").glob("facts*"), *(tmp_path / "second").glob("facts*")]
+    assert not [*(tmp_path / "first").rglob("facts*"), *(tmp_path / "second").rglob("facts*")]
 
 
 def test_facts_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypatch, caplog):
@@ -206,7 +206,7 @@ def test_facts_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypa
 def test_the_profiler_sees_the_steps_that_were_named_on_the_ranks_that_were_named(tmp_path):
     with MemoryCluster(3) as cluster:
         cluster.run(lambda world: training(tmp_path, world, profile="2-4@0,2"))
-    (found,) = tmp_path.glob("profile*")  # rank 0 is a server, which makes no steps
+    (found,) = (tmp_path / "ranks").glob("profile*")  # rank 0 is a server, which makes no steps
     events = json.loads((found / "trace.json").read_text())["traceEvents"]
     assert found.name == "profile.rank2"
     steps = [event for event in events if event["name"] == "Optimizer.step#SGD.step"]

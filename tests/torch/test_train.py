@@ -63,9 +63,11 @@ def test_a_torch_module_trains_and_trains_the_same_again(capsys):
     assert first["center"].keys() == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert first["center"]["val_loss"][-1] < first["center"]["val_loss"][0]
     assert first["workers"] == []
-    lines = Path("runs/a_net-1/facts.rank0.jsonl").read_text().splitlines()
+    lines = Path("runs/a_net-1/ranks/facts.rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)["what"] for line in lines].count("epoch") == 3
-    names = {event["name"] for event in json.loads(Path("runs/a_net-1/timeline.rank0.json").read_text())}
+    names = {
+        event["name"] for event in json.loads(Path("runs/a_net-1/ranks/timeline.rank0.json").read_text())
+    }
     assert {"epoch 0", "epoch 2", "reads ahead", "validate"} <= names
     weights = torch.load("runs/a_net-1/weights.pt", weights_only=True)
     assert weights["0.weight"].shape == (16, 3)
@@ -451,9 +453,11 @@ def test_three_ranks_train_a_torch_module():
     assert [worker["role"] for worker in found["workers"]] == ["worker 0", "worker 1"]
     assert all(len(worker["history"]["loss"]) == 3 for worker in found["workers"])
     assert {path.name for path in Path("r").iterdir()} == {
-        "checkpoint", "config.toml", "history.json", "run.json", "weights.pt",
-        *(name for rank in range(3) for name in (f"live.rank{rank}.json", f"facts.rank{rank}.jsonl")),
+        "checkpoint", "config.toml", "history.json", "ranks", "run.json", "weights.pt",
     }  # fmt: skip
+    assert {path.name for path in Path("r/ranks").iterdir()} == {
+        name for rank in range(3) for name in (f"live.rank{rank}.json", f"facts.rank{rank}.jsonl")
+    }
     assert "nnlo train: kept the weights of epoch 3, whose val_loss is the best" in done.stdout
     (server, *_) = json.loads(Path("r/run.json").read_text())["ranks"]
     assert (server["role"], server["samples"]) == ("server 0", 3 * 140)

@@ -115,7 +115,7 @@ def test_waits_for_a_core_are_those_of_all_threads(monkeypatch, tmp_path):
 
 
 def lines_of(folder):
-    return list(read_facts(folder / "facts.rank0.jsonl"))
+    return list(read_facts(folder / "ranks/facts.rank0.jsonl"))
 
 
 def test_the_spans_of_an_epoch_add_up_to_its_time(tmp_path):
@@ -141,7 +141,7 @@ def test_the_spans_of_an_epoch_add_up_to_its_time(tmp_path):
     assert min(found[0]["spent"]["validate"], found[0]["spent"]["wait"], found[1]["spent"]["read"]) > 0
     assert found[1]["spent"]["wait"] == 0
     assert any(one["what"] == "sample" for one in lines_of(tmp_path))
-    events = json.loads((tmp_path / "timeline.rank0.json").read_text())
+    events = json.loads((tmp_path / "ranks/timeline.rank0.json").read_text())
     assert {"epoch 0", "epoch 1", "validate", "wait", "read", "compute"} <= {one["name"] for one in events}
 
 
@@ -227,11 +227,11 @@ def test_an_owner_that_is_gone_ends_the_facts_and_waits_for_no_thread(tmp_path):
     collecting.join()
     assert not waited
     facts._thread.join(A_LONG_TIME_S)
-    lines = [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")]
+    lines = [line["what"] for line in read_facts(tmp_path / "ranks/facts.rank0.jsonl")]
     assert lines[-1] == "end"
 
     facts.close()
-    assert [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")] == lines
+    assert [line["what"] for line in read_facts(tmp_path / "ranks/facts.rank0.jsonl")] == lines
 
 
 def test_facts_that_are_closed_by_their_script_end_once(tmp_path):
@@ -241,5 +241,5 @@ def test_facts_that_are_closed_by_their_script_end_once(tmp_path):
     facts.close()
     del owner
     facts.close()
-    assert [line["what"] for line in read_facts(tmp_path / "facts.rank0.jsonl")].count("end") == 1
+    assert [line["what"] for line in read_facts(tmp_path / "ranks/facts.rank0.jsonl")].count("end") == 1
     assert recorder() is None

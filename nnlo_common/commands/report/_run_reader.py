@@ -63,13 +63,13 @@ def read_run(folder: Path) -> RunFacts:
 
 def _without_facts(folder: Path) -> str:
     """Return why a folder has no facts, and which has."""
-    below = min((path.parent for path in folder.glob("**/facts.rank0.jsonl")), default=None)
+    below = min((path.parents[1] for path in folder.glob("**/facts.rank0.jsonl")), default=None)
     if (folder / SEARCH).is_file():
         page = folder / PAGE
         told = f"its page is {page}" if page.is_file() else "it writes its page when it ends"
         one = f". For one of its trials: nnlo report {below}" if below else ""
         return f"{folder} is the folder of a search; {told}{one}"
-    lacks = f"{folder} has no facts of a run (facts.rank0.jsonl)"
+    lacks = f"{folder} has no facts of a run (ranks/facts.rank0.jsonl)"
     if below:
         return f"{lacks}, but a folder in it has: nnlo report {below}"
     return (

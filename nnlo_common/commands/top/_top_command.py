@@ -71,7 +71,7 @@ def _look(folder: Path) -> LiveRun:
     found = read_live(folder)
     if not found.ranks and not found.unreadable:
         raise ConfigurationError(
-            f"{folder} has no live.rank0.json: no rank has written there yet. `nnlo train` writes one for "
-            "each rank; in a script give run=FOLDER to Progress"
+            f"{folder} has no ranks/live.rank0.json: no rank has written there yet. `nnlo train` writes one "
+            "for each rank; in a script give run=FOLDER to Progress"
         )
     return found

@@ -11,7 +11,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import readable_file
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._whole_files import usable, whole_file
+from nnlo_common.base._whole_files import RANKS, usable, whole_file
 from nnlo_common.commands.train._job import REFUSED, tell
 from nnlo_common.training.report._trace_file import OLDER
 
@@ -34,7 +34,7 @@ def merged(folder: Path) -> tuple[list[dict[str, Any]], int]:
     paths = sorted(_files(folder))
     if not paths:
         raise ConfigurationError(
-            f"{folder} has no timeline (timeline.rank0.json): train with --timeline, or with "
+            f"{folder} has no timeline (ranks/timeline.rank0.json): train with --timeline, or with "
             "Report(..., timeline=True) in a script"
         )
     events: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def backwards_ms(events: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.glob("timeline.rank*.json"):
+    for path in (folder / RANKS).glob("timeline.rank*.json"):
         number = path.name.removeprefix("timeline.rank").removesuffix(".json").removesuffix(f".{OLDER}")
         if number.isdecimal():
             yield path

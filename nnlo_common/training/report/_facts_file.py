@@ -13,7 +13,7 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import append_file, readable_file
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._whole_files import of_rank, usable
+from nnlo_common.base._whole_files import RANKS, of_rank, usable
 
 __all__ = ["FactsFile", "facts_files", "read_facts"]
 
@@ -47,7 +47,7 @@ class FactsFile:
     """
 
     def __init__(self, folder: str | Path, rank: int, asked: str = "") -> None:
-        self.path = usable(asked or f"Report({str(folder)!r})", of_rank(Path(folder) / _NAME, rank))
+        self.path = usable(asked or f"Report({str(folder)!r})", of_rank(folder, _NAME, rank))
         self._broken = False
 
     def add(self, what: str, **facts: Any) -> None:
@@ -69,7 +69,7 @@ class FactsFile:
 
 def facts_files(folder: Path) -> Iterator[tuple[Path, int]]:
     """Yield the files of all ranks in a run's folder, with the rank of each, in no order."""
-    for path in folder.glob("facts.rank*.jsonl"):
+    for path in (folder / RANKS).glob("facts.rank*.jsonl"):
         number = path.name.removeprefix("facts.rank").removesuffix(".jsonl")
         if number.isdecimal() and len(number) < 7:
             yield path, int(number)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nnlo_common.base._file_access import new_file, read_whole, readable_file
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._whole_files import of_rank, usable
+from nnlo_common.base._whole_files import RANKS, of_rank, usable
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training.report._course import Moment
 
@@ -51,7 +51,7 @@ class LiveFile:
         ...     live = LiveFile(folder, 1, "worker 0", "a")
         ...     live.note(Moment(epoch=1), TrainingReport(samples=40), {"loss": 0.5})
         ...     live.write()
-        ...     found = json.loads(Path(folder, "live.rank1.json").read_text())
+        ...     found = json.loads(Path(folder, "ranks", "live.rank1.json").read_text())
         ...     live.end()
         >>> found["role"], found["samples"], found["scores"]
         ('worker 0', 40, {'loss': 0.5})
@@ -68,7 +68,7 @@ class LiveFile:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._path = usable(f"run={str(folder)!r}", of_rank(Path(folder) / LIVE, rank))
+        self._path = usable(f"run={str(folder)!r}", of_rank(folder, LIVE, rank))
         self._fixed = {"rank": rank, "role": role, "host": host, "process": os.getpid(), "every_s": every_s}
         self._every_s, self._clock, self._wall = every_s, clock, wall
         self._noted: dict[str, Any] = {"epoch": 1, "samples": 0, "scores": {}}
@@ -273,7 +273,7 @@ def read_live(folder: Path, now_s: float | None = None) -> LiveRun:
     """
     ranks, unreadable = dict[int, LiveRank](), list[str]()
     for name, read in ((_FACTS, _followed), (LIVE, _live)):
-        for path, rank in _of_ranks(folder, name):
+        for path, rank in _of_ranks(folder / RANKS, name):
             try:
                 if (found := read(path, rank)) is not None and _is_newer(found, ranks.get(rank)):
                     ranks[rank] = found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._whole_files import RANKS
 
 __all__ = ["ProfiledSteps", "StepProfiler", "begin_torch_profile"]
 
@@ -58,7 +59,7 @@ class StepProfiler:
 
     Args:
         text: which steps of which ranks, see `ProfiledSteps`.
-        folder: of the run; the profiler writes into profile.rankN there.
+        folder: of the run; the profiler writes into ranks/profile.rankN there.
         rank: this rank's number.
         size: the number of ranks.
         begin: begins to profile, and returns what ends that and writes into the folder given.
@@ -85,7 +86,7 @@ class StepProfiler:
         begin: Callable[[Path], Callable[[], object]],
     ) -> None:
         self._steps, self._begin = ProfiledSteps.parse(text), begin
-        self._folder, self._done = folder / f"profile.rank{rank}", 0
+        self._folder, self._done = folder / RANKS / f"profile.rank{rank}", 0
         ranks = self._steps.ranks or frozenset()
         if ranks and max(ranks) >= size:
             raise ConfigurationError(

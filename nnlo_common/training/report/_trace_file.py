@@ -27,7 +27,7 @@ OLDER = "older"
 
 def trace_path(folder: str | Path, rank: int) -> Path:
     """Return the file of a rank's trace in the folder of a run."""
-    return of_rank(Path(folder) / "timeline.json", rank)
+    return of_rank(folder, "timeline.json", rank)
 
 
 class Trace:
