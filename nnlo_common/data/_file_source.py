@@ -309,6 +309,18 @@ class FileSource:
                 return self._cache.arrays, numbers
         return None
 
+    def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
+        """Return the least and the largest number of a column in some samples; None: the files do not say."""
+        found: list[tuple[float, float]] = []
+        for part, first, last in self._pieces(start, stop):
+            with self._open.lock():
+                look = getattr(self._open.get(self._paths[part]), "bounds", None)
+                one = None if look is None else look(name, first, last)
+            if one is None:
+                return None
+            found.append(one)
+        return (min(one for one, _ in found), max(one for _, one in found)) if found else None
+
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
         arrays = [field.empty(stop - start) for field in self.fields]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -120,6 +120,16 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 _HOW = "write e.g. 'pt > 20 and abs(eta) < 2.5'"
 
 
+#: Comparisons of a column with a number, turned around where the number comes first.
+_TURNED: Mapping[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+    ast.Eq: ast.Eq,
+}
+
+
 class _Sized(Protocol):
     """A source of samples."""
 
@@ -128,6 +138,9 @@ class _Sized(Protocol):
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
+
+    def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
+        """Return the least and the largest number of a column in these samples; None: unknown."""
 
 
 class Selection:
@@ -164,6 +177,7 @@ class Selection:
         if not names:
             self._refuse("it names no column")
         self.columns = sorted(names)
+        self._limits = [*_limits(self._tree)]
 
     def __bool__(self) -> bool:
         return self._tree is not None
@@ -180,6 +194,8 @@ class Selection:
         found = []
         for start in range(0, len(source), _PIECE):
             stop = min(start + _PIECE, len(source))
+            if self._excludes(source, start, stop):
+                continue
             (arrays,) = source.take(start, stop)
             for name, array in zip(self.columns, arrays, strict=True):
                 if array.ndim != 1:
@@ -192,10 +208,25 @@ class Selection:
             except (TypeError, ValueError, OverflowError) as error:
                 self._refuse(str(error))
             found.append(start + np.flatnonzero(fulfilled))
-        numbers = np.concatenate(found).astype(np.int64)
+        numbers = np.concatenate([*found, np.empty(0, np.int64)]).astype(np.int64)
         if not len(numbers):
             self._refuse(f"none of {len(source)} samples fulfils it")
         return numbers
+
+    def _excludes(self, source: _Sized, start: int, stop: int) -> bool:
+        """Return whether no sample of these can fulfil it, as the file says; then none of them is read."""
+        for name, kind, limit in self._limits:
+            found = source.bounds(name, start, stop)
+            if found is None:
+                continue
+            least, largest = found
+            if issubclass(kind, ast.Eq):
+                possible = least <= limit <= largest
+            else:
+                possible = _BINARY[kind](largest if issubclass(kind, ast.Gt | ast.GtE) else least, limit)
+            if not possible:
+                return True
+        return False
 
     def _check(self, tree: ast.AST, names: set[str], depth: int) -> None:
         """Refuse what is not listed, and collect the names of columns."""
@@ -254,6 +285,37 @@ class Selection:
 
     def _refuse(self, why: str) -> NoReturn:
         raise ConfigurationError(f"select={self._text!r:.80}: {why}; {_HOW}")
+
+
+def _limits(tree: ast.AST) -> Iterator[tuple[str, type[ast.AST], float]]:
+    """Yield what each sample must fulfil: a column, a comparison, and a number.
+
+    NaN fulfils none of these comparisons, so it does not matter that files leave it out of their bounds.
+    """
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        for part in tree.values:
+            yield from _limits(part)
+    if not isinstance(tree, ast.Compare):
+        return
+    sides = [tree.left, *tree.comparators]
+    for index, one in enumerate(tree.ops):
+        left, right = sides[index : index + 2]
+        kind: type[ast.AST] = type(one)
+        if _column(right) is not None:
+            left, right, kind = right, left, _TURNED.get(kind, type(one))
+        name, number = _column(left), _number(right)
+        if name is not None and number is not None and kind in _TURNED:
+            yield name, kind, number
+
+
+def _number(tree: ast.AST) -> float | None:
+    """Return a number that is written, perhaps with a sign."""
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        number = _number(tree.operand)
+        return None if number is None else -number
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float):
+        return tree.value
+    return None
 
 
 def _column(tree: ast.AST) -> str | None:

@@ -75,6 +75,17 @@ class _ParquetTable:
         found = self._file.read_row_group(piece, columns=[name]).column(0)
         return _numbers(found.combine_chunks() if found.num_chunks != 1 else found.chunk(0))
 
+    def bounds(self, name: str, piece: int) -> tuple[float, float] | None:
+        """Return the least and the largest number of a column in a row group, from the file's statistics."""
+        group = self._file.metadata.row_group(piece)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            if column.path_in_schema == name and column.is_stats_set and column.statistics.has_min_max:
+                least, largest = column.statistics.min, column.statistics.max
+                if isinstance(least, int | float) and isinstance(largest, int | float):
+                    return least, largest
+        return None
+
     def close(self) -> None:
         """Close the file."""
         self._file.close(force=True)

@@ -296,6 +296,14 @@ class _TableFile:
             counts.append(found.counts[begin:end])
         return Ragged(np.concatenate(contents), np.concatenate(counts))
 
+    def bounds(self, name: str, first: int, last: int) -> tuple[float, float] | None:
+        """Return the least and the largest number of a column in the pieces of these rows; None: unknown."""
+        look = getattr(self._table, "bounds", None)
+        found = [] if look is None else [look(name, piece) for piece, _, _ in self._parts(first, last)]
+        if not found or None in found:
+            return None
+        return min(one for one, _ in found), max(one for _, one in found)
+
     def close(self) -> None:
         """Close the file."""
         self._pieces.clear()
