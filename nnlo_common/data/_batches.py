@@ -137,6 +137,8 @@ class Batches:
         window: batches in a window; None: enough for 64 blocks, up to 64 MB.
         part: the positions; None: all.
         leased: choose smaller blocks and windows, because workers lease whole windows.
+        bucket: make batches of a window of rows of like length, and cut their filling to the longest; the
+            source must know the lengths.
 
     Example:
         >>> from nnlo_common.data import Arrays
@@ -156,7 +158,9 @@ class Batches:
         window: int | None = None,
         part: Range | None = None,
         leased: bool = False,
+        bucket: bool = False,
     ) -> None:
+        self.bucket = bucket
         self.source, self.batch_size = source, whole_number("batch_size", batch_size, 1)
         row_bytes = max(sum(field.row_bytes for field in source.fields), 1)
         parts = _LEASED_LARGE * _MIXED if leased else _MIXED
@@ -215,7 +219,8 @@ class Batches:
         windows = f"windows of {self.window_size}"
         if self._group_size > 1:
             windows += f" for each of {self._group_size}"
-        return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, {windows}"
+        bucketed = ", like lengths together" if self.bucket else ""
+        return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, {windows}{bucketed}"
 
     @property
     def size(self) -> int:
@@ -335,6 +340,8 @@ class Batches:
         else:  # batches are made of the numbers in memory, without a copy of the window
             arrays, numbers = resident
             rows = numbers if rows is None else numbers[rows]
+        if self.bucket:
+            rows = self._by_length(arrays, rows, stop - start, [self._order.seed, epoch, start, 1])
         cuts = range(first - start, last - start, self.batch_size)
         return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
 
@@ -356,7 +363,26 @@ class Batches:
             some = rows[some]
         with stage("mix"):
             chosen = [array[some] for array in arrays]
+            if self.bucket:
+                chosen = self.source.without_filling(chosen)  # type: ignore[attr-defined]
         return self.source.assemble(chosen)
+
+    def _by_length(
+        self, arrays: Sequence[Array], rows: Array | None, count: int, seed: Sequence[int]
+    ) -> Array:
+        """Return the rows of a window so that each batch has rows of like length.
+
+        The batches come in a random order if the samples do. A last batch with fewer rows has any lengths:
+        the shortest or the longest would otherwise be seen in fewer steps.
+        """
+        rows = np.arange(count) if rows is None else rows
+        whole = count - count % self.batch_size
+        lengths = self.source.row_lengths(arrays)[rows]  # type: ignore[attr-defined]
+        order = np.argsort(lengths[:whole], kind="stable")
+        if self._order.shuffle:
+            places = np.random.default_rng(seed).permutation(whole // self.batch_size)
+            order = order.reshape(-1, self.batch_size)[places].ravel()
+        return np.concatenate([rows[:whole][order], rows[whole:]])
 
 
 def _nowhere(_: Sequence[Range]) -> None:

@@ -27,6 +27,8 @@ class BatchOptions(Reading, total=False):
         assignment: "static": workers' parts differ by at most one sample. "dynamic": workers lease windows
             from the server as they need them, so that a slow worker gets less, all end at about the same
             time, and the leases of a dead worker go to others. Blocks and windows are smaller then.
+        bucket: make batches of rows of like length (of columns with `pad`), each filled up to its own longest
+            row only (False).
     """
 
     batch_size: int
@@ -35,6 +37,7 @@ class BatchOptions(Reading, total=False):
     block: int | None
     window: int | None
     assignment: Literal["static", "dynamic"]
+    bucket: bool
 
 
 class FileBatches(Batches):
@@ -65,10 +68,17 @@ class FileBatches(Batches):
         block: int | None = None,
         window: int | None = None,
         assignment: Literal["static", "dynamic"] = "static",
+        bucket: bool = False,
         **reading: Unpack[Reading],
     ) -> None:
         check_assignment(assignment, trained_on=trained_on)
         self._files = source(files, **reading)
+        if bucket and not self._files.ragged:
+            self._files.close()
+            raise ConfigurationError(
+                "bucket=True is for rows of unequal length, but there are no such columns; leave it out, or "
+                "name a column of lists and give pad="
+            )
         self._kind, self.dynamic = kind, assignment == "dynamic"
         super().__init__(
             self._files,
@@ -78,6 +88,7 @@ class FileBatches(Batches):
             block=block,
             window=window,
             leased=self.dynamic,
+            bucket=bucket,
         )
 
     def take_share(self, worker: int, workers: int, group_size: int = 1) -> None:

@@ -332,6 +332,30 @@ class FileSource:
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
 
+    def row_lengths(self, arrays: Sequence[Array]) -> npt.NDArray[np.int64]:
+        """Return how many entries each row has in its longest ragged column, at most `pad`."""
+        counts = [arrays[plan.counts] for plan in self._plans if plan.counts is not None]
+        found: npt.NDArray[np.int64] = np.maximum.reduce(counts)
+        return found
+
+    def without_filling(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the arrays of a batch, ragged columns cut to their longest row, of at least one entry.
+
+        The columns of a group that is one input stay as they are: only one of their lengths is known.
+        """
+        found = list(arrays)
+        if any(plan.pad and plan.counts is None and plan.beside is None for plan in self._plans):
+            return found
+        for plan in self._plans:
+            if plan.counts is not None:
+                found[plan.into] = found[plan.into][:, : max(1, int(arrays[plan.counts].max(initial=1)))]
+        return found
+
+    @property
+    def ragged(self) -> bool:
+        """Whether it has columns of rows of unequal length."""
+        return any(plan.counts is not None for plan in self._plans)
+
     def moments(self, start: int, stop: int) -> list[Moments | None]:
         """Return count, mean and squares of the inputs of the samples [start, stop), for `Standard`.
 

@@ -133,10 +133,11 @@ def test_one_step_goes_along_the_gradient_of_the_weighted_loss(columns):
     np.testing.assert_allclose(found, begin - 0.5 * slopes.mean(0), rtol=1e-3, atol=1e-4)
 
 
-def test_rows_of_unequal_length_come_with_a_mask():
+@pytest.mark.parametrize("more", [[], ["--bucket"]], ids=["one length", "bucketed"])
+def test_rows_of_unequal_length_come_with_a_mask(more):
     words = ["--model", "sets.py", "--loss", "cross_entropy", "--labels-name", "label", "--epochs", "2"]
     words += ["--features-name", "hit_x,hit_y", "--pad", "3", "--mask", "--standardize", "--run", "r"]
-    assert train(*words, data=DATA) == 0
+    assert train(*words, *more, data=DATA) == 0
     assert len(told("r")["center"]["val_loss"]) == 2
 
 
@@ -181,6 +182,8 @@ def test_three_ranks_train_on_root_files_as_one_process_does():
 
 REFUSED = {
     "--mask": "--mask needs --pad",
+    "--bucket": "--bucket needs --pad",
+    "--bucket --pad 3": "bucket=True is for rows of unequal length",
     "--weights-name w --loss two": "takes no weights; give it a third argument",
     "--select pt>": "select='pt>': it is no expression",
     "--select pt>1e9": "none of 100 samples fulfils it",

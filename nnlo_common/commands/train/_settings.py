@@ -269,6 +269,9 @@ class Settings:
     mask: bool = option(
         DATA, "let a mask follow each such input: true where a row has an entry", default=False
     )
+    bucket: bool = option(
+        DATA, "make batches of rows of like length, each filled up to its own longest only", default=False
+    )
     standardize: bool = option(
         DATA, "bring each feature to mean 0 and spread 1, by numbers kept with the run", default=False
     )
@@ -467,8 +470,9 @@ class Settings:
             yield "--model is missing: name a Keras JSON, a .keras file or a Python file"
         if not self.loss:
             yield "--loss is missing: name one, e.g. --loss categorical_crossentropy"
-        if self.mask and self.pad is None:
-            yield "--mask needs --pad, the length to bring rows to; add --pad N"
+        for flag in ("mask", "bucket"):
+            if getattr(self, flag) and self.pad is None:
+                yield f"--{flag} needs --pad, the length to bring rows to; add --pad N"
         if self.copy_command is not None and self.stage_to is None:
             yield "--copy-command needs a folder to copy to; add --cache FOLDER"
         by_metric = self.early_stopping is not None or self.schedule == "plateau"
