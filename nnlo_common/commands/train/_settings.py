@@ -480,6 +480,10 @@ class Settings:
             yield "--early-stopping-metric alone stops nothing; add --early-stopping EPOCHS"
         if self.checkpoint is not None and self.run is None:
             yield "--checkpoint needs --run FOLDER, so that the same command can resume from there"
+        yield from self._contradictory_parts()
+        yield from self._contradictory_rates()
+
+    def _contradictory_parts(self) -> Iterator[str]:
         flags = [flag for flag, value in (("--fold", self.fold), ("--hold-out", self.hold_out)) if value]
         if len(flags) > 1:
             yield "--fold and --hold-out both choose the samples to validate with; give one of the two"
@@ -488,7 +492,6 @@ class Settings:
         if not flags and (self.fold_labels or self.fold_groups):
             by = "labels" if self.fold_labels else "groups"
             yield f"--fold-{by} needs --fold or --hold-out; add one, e.g. --fold 1/5"
-        yield from self._contradictory_rates()
 
     def _contradictory_rates(self) -> Iterator[str]:
         if self.scale_rate != "none" and MODES[self.mode].algorithm.steps_in_place:
