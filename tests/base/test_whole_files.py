@@ -26,7 +26,7 @@ def test_a_file_is_replaced_only_when_all_is_written(tmp_path):
 
 
 def test_a_folder_is_made_and_what_cannot_be_written_is_named(tmp_path):
-    path = of_rank(tmp_path / "a" / "b.json", 3)
+    path = of_rank(tmp_path / "a", "b.json", 3)
     assert usable("Report('a')", path) == path
     assert path.parent.is_dir()
     with pytest.raises(ConfigurationError, match=r"Report\('x'\) cannot write .* \(it is a folder\)"):
