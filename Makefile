@@ -29,6 +29,10 @@ say = @printf '== %s\n'
 # What `make gpu` runs on.
 GPU_PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,$(PYTHON))
 
+# What `make try` tests.
+OF        ?= tests/algorithms
+K         ?=
+
 # How often `make strikes` kills, under both MPIs together, and what the strikes are drawn from.
 STRIKES   ?= 200
 SEED      ?= 6
@@ -63,7 +67,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
+.PHONY: help demo test try test-all test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -98,6 +102,9 @@ test-all: packages .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-te
 	@$(pytest_mpich) $(jobs) -m mpi $(start_mpiexec)
 	$(say) "tests with other packages' loops"
 	@$(pytest_clients) $(jobs) tests/clients
+
+try: .venv/stamp-dev ## the quick tests of a folder or a file, by words in their names if given (OF=tests/data K=cut)
+	@$(warm) $(pytest) --quiet --numprocesses 2 -m 'not extended and not mpi' $(OF) $(if $(K),-k '$(K)')
 
 test-clients: .venv-clients/stamp-test ## tests with the loops of Lightning, Hugging Face and others
 	$(say) "tests with other packages' loops"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,19 @@ def _npy(path, columns, piece):
     return f"{path}.npy"
 
 
+def _tar(path, columns, piece):
+    with tarfile.open(f"{path}.tar", "w") as tar:
+        for row in range(len(next(iter(columns.values())))):
+            for name, values in columns.items():
+                content = io.BytesIO()
+                np.save(content, values[row])
+                member = tarfile.TarInfo(f"{row:06}.{name}.npy")
+                member.size = content.tell()
+                content.seek(0)
+                tar.addfile(member, content)
+    return f"{path}.tar"
+
+
 #: Writers of files, by the name of what they write.
 FORMATS = {
     "HDF5": _hdf5,
@@ -120,4 +135,5 @@ FORMATS = {
     "npz": _npz,
     "compressed npz": _packed_npz,
     "npy": _npy,
+    "tar": _tar,
 }

@@ -241,7 +241,7 @@ class Settings:
     train: tuple[str, ...] = option(
         DATA,
         "files to train on: paths, patterns or list files, of HDF5, ROOT (FILE:TREE), Parquet, Arrow, Zarr, "
-        ".npy or .npz; else get_train()",
+        ".npy, .npz or WebDataset; else get_train()",
         "FILE",
         (),
     )

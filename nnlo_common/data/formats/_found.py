@@ -14,13 +14,14 @@ from nnlo_common.data.formats._format import Format
 from nnlo_common.data.formats._numpy import NPY, NPZ
 from nnlo_common.data.formats._objects import Objects
 from nnlo_common.data.formats._root import ROOT
+from nnlo_common.data.formats._webdataset import WebDataset
 from nnlo_common.data.formats._zarr import Zarr
 from nnlo_common.data.hdf5._format import HDF5
 
 __all__ = ["FORMATS", "format_of"]
 
 #: Each format of files. HDF5 is that of a file of which nothing else is known.
-FORMATS: Sequence[Format] = (HDF5(), Parquet(), Arrow(), ROOT(), Zarr(), NPY(), NPZ())
+FORMATS: Sequence[Format] = (HDF5(), Parquet(), Arrow(), ROOT(), Zarr(), NPY(), NPZ(), WebDataset())
 
 
 def format_of(files: Sequence[str] | Mapping[str, Any]) -> Format:

@@ -14,7 +14,7 @@ from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._table import Column, TableFormat
 
-__all__ = ["NPY", "NPZ"]
+__all__ = ["NPY", "NPZ", "array_header"]
 
 #: The name of the array in an .npy file that has no fields of its own.
 ARRAY = "array"
@@ -33,7 +33,7 @@ class NPY(TableFormat):
     def table(self, path: str) -> _MappedArrays:
         """Map a file into memory."""
         with readable_file(path) as file:
-            array = _mapped(path, *_header(file), file.tell())
+            array = _mapped(path, *array_header(file), file.tell())
         if array.dtype.names:
             return _MappedArrays({name: array[name] for name in array.dtype.names}, "")
         return _MappedArrays({ARRAY: array}, "")
@@ -117,7 +117,7 @@ class _Archive:
         if name in self._members:
             raise ConfigurationError(f"{self._path} has two arrays {name!r}; make it again")
         with self._file.open(info) as file:
-            dtype, shape, fortran = _header(file)
+            dtype, shape, fortran = array_header(file)
             begin = file.tell()
         declared = math.prod(shape) * dtype.itemsize
         if not dtype.hasobject and begin + declared != info.file_size:
@@ -137,7 +137,7 @@ class _Archive:
         if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
             return _mapped(self._path, dtype, shape, fortran, self._begin(info))
         with self._file.open(info) as file:
-            _header(file)
+            array_header(file)
             content = file.read()
         return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
@@ -150,11 +150,11 @@ class _Archive:
                 raise ValueError(f"{info.filename!r} is not where the index says")
             name, extra = (int.from_bytes(local[at : at + 2], "little") for at in (26, 28))
             file.seek(info.header_offset + 30 + name + extra)
-            _header(file)
+            array_header(file)
             return file.tell()
 
 
-def _header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+def array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Return type, shape and order of an array; it never unpickles."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
