@@ -67,7 +67,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test try test-all test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
+.PHONY: help demo test test-all try test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
