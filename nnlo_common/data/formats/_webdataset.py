@@ -42,7 +42,7 @@ class WebDataset(TableFormat):
         return _Tar(path)
 
 
-class _Member(NamedTuple):
+class _PackedFile(NamedTuple):
     """Where a file of the tar lies.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Tar:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._places: dict[str, list[_Member]] = {}
+        self._places: dict[str, list[_PackedFile]] = {}
         self._arrays: set[str] = set()  # the columns that are .npy files
         self._keys: list[str] = []
         self._file = readable_file(path)
@@ -109,13 +109,13 @@ class _Tar:
                     raise ConfigurationError(
                         f"{self._path}: {member.name!r:.100} is no whole, ordinary file; make the tar again"
                     )
-                self._take(member.name, _Member(member.offset_data, member.size))
+                self._take(member.name, _PackedFile(member.offset_data, member.size))
             ends_at = tar.offset
         if os.pread(self._file.fileno(), _BLOCK, ends_at).strip(b"\0") or ends_at + _BLOCK > size:
             raise ConfigurationError(f"{self._path} is truncated: its end is missing; copy or make it again")
         self._check_whole()
 
-    def _take(self, name: str, place: _Member) -> None:
+    def _take(self, name: str, place: _PackedFile) -> None:
         folder, slash, base = name.rpartition("/")
         stem, dot, ending = base.partition(".")
         if base.startswith(".") or not dot:  # of the program that packed it
@@ -142,7 +142,7 @@ class _Tar:
             f"{shown([*self._places])}, once each; make the tar again, with the files of a sample in a row"
         )
 
-    def _column(self, name: str, places: Sequence[_Member]) -> Column:
+    def _column(self, name: str, places: Sequence[_PackedFile]) -> Column:
         """Return what the first sample says of a column."""
         if name not in self._arrays and name not in _NUMBERS:
             return Column(refused=f"has .{name} files, which are not arrays; store arrays as NAME.npy")
@@ -151,7 +151,7 @@ class _Tar:
             return Column(refused="holds Python objects, which could run code")
         return Column(first.dtype, first.shape)
 
-    def _read(self, name: str, place: _Member) -> Array:
+    def _read(self, name: str, place: _PackedFile) -> Array:
         content = os.pread(self._file.fileno(), place.size, place.begin)
         if name not in self._arrays:
             text = content[: _LONGEST_NUMBER + 1].strip()
