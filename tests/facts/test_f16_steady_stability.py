@@ -31,6 +31,7 @@ def trained(rate, workers, steps):
     return float(np.abs(run.center).max()), run.servers[0].rule
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [8, 16])
 @pytest.mark.parametrize("part", [0.3, 0.5, 0.8])
 def test_a_rate_that_one_process_bears_is_borne_by_many_workers(part, workers):

@@ -13,7 +13,9 @@ from tests.helpers.paths import BENCHMARKS
 
 @pytest.mark.framework("torch")
 @pytest.mark.slow
-@pytest.mark.parametrize(("journey", "most"), [("torch", 33), ("checkpoint", 52)])
+@pytest.mark.parametrize(
+    ("journey", "most"), [("torch", 33), pytest.param("checkpoint", 52, marks=pytest.mark.extended)]
+)
 def test_a_journey_passes_few_modules(journey, most):
     pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
     done = subprocess.run(
