@@ -29,7 +29,7 @@ from nnlo_common.search.samplers._seeding import Seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
-    pytest.mark.sampled(6),
+    pytest.mark.sampled(12),
 ]
 
 #: The modules of `optuna.testing` that have suites.

@@ -134,7 +134,7 @@ def check_alone(wrap, name, kwargs):
     assert not any(map(torch.equal, start, (param.detach() for param in params)))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", ALL)
 def test_alone_every_input_of_every_optimizer_has_the_bits_of_the_plain_one(case):
     check_alone(nt.Downpour, *ALL[case])
@@ -244,7 +244,7 @@ def on_two_ranks(name, kwargs, loop=loop, wrap=nt.Downpour, kind=Product):
     return center, state, own
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", EXCHANGED)
 def test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_optimizer(case):
     name, kwargs = EXCHANGED[case]

@@ -425,7 +425,7 @@ def differs(wrap, test, name):
     return not own.same(seen_with(wrap, test, name), seen_with(lambda optimizer: optimizer, test, name))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     "wrapper",
     [
@@ -474,7 +474,7 @@ def test_alone_every_input_has_the_bits_of_the_plain_optimizer_in_every_wrapper(
     own.check_alone(WRAPPERS[wrapper], *own.ALL[case])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("wrapper", [name for name in OF_SGD if name in WRAPPERS])
 @pytest.mark.parametrize("case", own.ALL)
 def test_rules_of_a_momentum_sgd_take_it_or_refuse_by_name(case, wrapper):
