@@ -54,37 +54,32 @@ class Passed:
         return type(argument) is type(self.value) and argument == self.value
 
 
-def small_torch(world, epochs=1, watched=lambda optimizer, number: None, **options):
-    """Train a small model; `watched` is called before each step."""
+def small_torch(world):
+    """Return a model of PyTorch, its wrapped optimizer, and a loader of its samples."""
     import torch
 
     import nnlo_torch as nt
 
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world, **options)
+    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world)
     data = torch.utils.data.TensorDataset(torch.ones(STEPS, 3), torch.ones(STEPS, 1))
     sampler = nt.ShardSampler(data, optimizer=optimizer)
-    for _ in range(epochs):
-        for number, (x, y) in enumerate(torch.utils.data.DataLoader(data, sampler=sampler)):
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            with watched(optimizer, number):
-                optimizer.step()
-            optimizer.zero_grad()
-    optimizer.close()
+    return model, optimizer, torch.utils.data.DataLoader(data, sampler=sampler)
 
 
 def gradient_torch(world, passed):
     """An exchanged gradient."""
-    from contextlib import contextmanager
+    from torch.nn.functional import mse_loss
 
-    @contextmanager
-    def watched(_, number):
+    model, optimizer, loader = small_torch(world)
+    for number, (x, y) in enumerate(loader):
+        mse_loss(model(x), y).backward()
         passed.on = number == WATCHED
-        yield
+        optimizer.step()
         passed.on = False
-
-    small_torch(world, watched=watched)
+        optimizer.zero_grad()
+    optimizer.close()
 
 
 def gradient_keras(world, passed):
@@ -107,28 +102,23 @@ def gradient_keras(world, passed):
 
 def checkpoint_torch(world, passed, folder):
     """One checkpoint, at the end of an epoch."""
-    import torch
+    from torch.nn.functional import mse_loss
 
     import nnlo_torch as nt
 
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world)
-    data = torch.utils.data.TensorDataset(torch.ones(STEPS, 3), torch.ones(STEPS, 1))
-    sampler = nt.ShardSampler(data, optimizer=optimizer)
+    model, optimizer, loader = small_torch(world)
     checkpoint = nt.Checkpoint(folder, optimizer)
-    loader = torch.utils.data.DataLoader(data, sampler=sampler)
     for epoch in checkpoint.epochs(2):
         passed.on = False
         for x, y in checkpoint.batches(loader):
-            torch.nn.functional.mse_loss(model(x), y).backward()
+            mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
         passed.on = epoch == 0
     optimizer.close()
 
 
-def every_of_train(_):
+def every_of_train():
     """`nnlo train --every`."""
     from nnlo_common.commands._cli import main
 
@@ -147,7 +137,7 @@ def every_of_train(_):
         main(["train", *words.split()])
 
 
-def parameter_of_a_trial(_):
+def parameter_of_a_trial():
     """A parameter of a trial."""
     import optuna
 
@@ -169,7 +159,7 @@ def main():
         passed = Passed(value)
         threading.setprofile(passed.note)
         sys.setprofile(passed.note)
-        program(passed)
+        program()
         sys.setprofile(None)
     else:
         from nnlo_common.testing import MemoryCluster

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,16 @@ from nnlo_common.data._selection import NamedColumns, Selection, requests
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data._standard import Moments, Standard, leaves_of
-from nnlo_common.data.formats._format import HOW, FileInfo, Format, OpenFiles, inspect_files, shown
+from nnlo_common.data.formats._format import (
+    HOW,
+    FileInfo,
+    Format,
+    OpenFiles,
+    error_numbers,
+    inspect_files,
+    joined_bounds,
+    shown,
+)
 from nnlo_common.data.formats._found import format_of
 from nnlo_common.data.formats._table import fill_padded
 from nnlo_common.data.hdf5._format import HDF5
@@ -79,7 +87,6 @@ _PASSING = {
     )
     if hasattr(errno, name)
 }
-_ERRNO = re.compile(r"errno = (\d+)")  # HDF5 has it in its text only
 
 
 def may_pass(error: Exception) -> bool:
@@ -89,10 +96,7 @@ def may_pass(error: Exception) -> bool:
         >>> may_pass(OSError(errno.ESTALE, "Stale file handle")), may_pass(OSError("inflate() failed"))
         (True, False)
     """
-    if not isinstance(error, OSError):
-        return False
-    found = _ERRNO.search(str(error))
-    return (int(found[1]) if found else error.errno) in _PASSING
+    return isinstance(error, OSError) and bool(error_numbers(error) & _PASSING)
 
 
 class _ColumnError(Exception):
@@ -311,15 +315,12 @@ class FileSource:
 
     def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in some samples; None: the files do not say."""
-        found: list[tuple[float, float]] = []
-        for part, first, last in self._pieces(start, stop):
-            with self._open.lock():
-                look = getattr(self._open.get(self._paths[part]), "bounds", None)
-                one = None if look is None else look(name, first, last)
-            if one is None:
-                return None
-            found.append(one)
-        return (min(one for one, _ in found), max(one for _, one in found)) if found else None
+        return joined_bounds(self._bounds(name, *one) for one in self._pieces(start, stop))
+
+    def _bounds(self, name: str, part: int, first: int, last: int) -> tuple[float, float] | None:
+        with self._open.lock():
+            look = getattr(self._open.get(self._paths[part]), "bounds", None)
+            return None if look is None else look(name, first, last)
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
@@ -414,10 +415,11 @@ class FileSource:
     def _decode(self, start: int, stop: int, out: Sequence[Array]) -> None:
         for part, first, last in self._pieces(start, stop):
             into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
+            some = [array[into] for array in out]
             failed: _ColumnError | None = None
             for wait_s in (*_WAITS_S, None):
                 try:
-                    self._decode_part(part, first, last, [array[into] for array in out])
+                    self._decode_part(part, first, last, some)
                     break
                 except _ColumnError as error:
                     failed = error
@@ -428,7 +430,7 @@ class FileSource:
                     raise self._unreadable(failed.error, part, first, last, failed.column)
                 self._wait_for(part, failed.error, wait_s)
             if self._finite:
-                self._check_finite(self.files[part], first, [array[into] for array in out])
+                self._check_finite(self.files[part], first, some)
 
     def _decode_part(self, part: int, first: int, last: int, out: Sequence[Array]) -> None:
         """Read samples of one file.

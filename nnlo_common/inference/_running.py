@@ -21,6 +21,7 @@ from nnlo_common.inference._journal import ResultJournal
 from nnlo_common.inference.sinks import PieceWriter, Region, Regions, Sink
 
 __all__ = [
+    "PiecePace",
     "PieceProgress",
     "RecordedJob",
     "PiecesOut",
@@ -210,6 +211,26 @@ class WriteQueue:
             self._done.append(end)
 
 
+class PiecePace:
+    """The pace at which pieces are written, since this was first told of them.
+
+    Example:
+        >>> pace = PiecePace()
+        >>> pace.left_s(1, 10, now_s=0.0), pace.left_s(4, 10, now_s=6.0)
+        (None, 12.0)
+    """
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def left_s(self, done: int, pieces: int, now_s: float) -> float | None:
+        """Return how long the rest takes; None: unknown."""
+        if self._first is None:
+            self._first = now_s, done
+        began_s, first = self._first
+        return (now_s - began_s) * (pieces - done) / (done - first) if done > first else None
+
+
 class PieceProgress:
     """Prints how far a job is, at most every 10 seconds.
 
@@ -219,20 +240,17 @@ class PieceProgress:
     """
 
     def __init__(self, what: str, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._what, self._clock = what, clock
-        self._began_s = self._last_s = clock()
-        self._first: int | None = None
+        self._what, self._clock, self._last_s = what, clock, clock()
+        self._pace = PiecePace()
 
     def __call__(self, done: int, pieces: int) -> None:
         """Take note of the number of pieces that are done."""
         now_s = self._clock()
-        if self._first is None:
-            self._first, self._began_s = done, now_s
+        left_s = self._pace.left_s(done, pieces, now_s)
         if done < pieces and now_s - self._last_s < _EVERY_S:
             return
         self._last_s = now_s
-        rate = (done - self._first) / max(now_s - self._began_s, 1e-9)
-        left = f", about {_duration((pieces - done) / rate)} left" if rate and done < pieces else ""
+        left = f", about {_duration(left_s)} left" if left_s is not None and done < pieces else ""
         print(f"{self._what}: {100 * done / max(pieces, 1):.0f} %{left}", file=sys.stderr, flush=True)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,9 @@ __all__ = [
     "OpenedFile",
     "Ragged",
     "as_configuration",
+    "error_numbers",
     "inspect_files",
+    "joined_bounds",
     "shown",
     "wrong_path",
 ]
@@ -222,6 +225,28 @@ def wrong_path(path: str, one: str, suffix: str) -> str:
     if stat.S_ISLNK(mode):
         return f"is a link to {Path(path).readlink()}, which is not a file; correct the link"
     return f"is not an ordinary file; give the path of {one}"
+
+
+def joined_bounds(parts: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """Return the least and the largest number of all parts; None: there are none, or it is unknown of one.
+
+    Example:
+        >>> joined_bounds([(1, 4), (0, 2)]), joined_bounds([(1, 4), None])
+        ((0, 4), None)
+    """
+    found = list(parts)
+    known = [one for one in found if one is not None]
+    if not found or len(known) < len(found):
+        return None
+    return min(least for least, _ in known), max(largest for _, largest in known)
+
+
+_ERRNO = re.compile(r"errno = (\d+)")
+
+
+def error_numbers(error: OSError) -> set[int | None]:
+    """Return the numbers of an error of the system; HDF5 may have its number in the text only."""
+    return {error.errno, *map(int, _ERRNO.findall(str(error)))}
 
 
 class OpenFiles:

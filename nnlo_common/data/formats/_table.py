@@ -31,6 +31,7 @@ from nnlo_common.data.formats._format import (
     OpenedFile,
     Ragged,
     as_configuration,
+    joined_bounds,
     shown,
     wrong_path,
 )
@@ -299,10 +300,9 @@ class _TableFile:
     def bounds(self, name: str, first: int, last: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in the pieces of these rows; None: unknown."""
         look = getattr(self._table, "bounds", None)
-        found = [] if look is None else [look(name, piece) for piece, _, _ in self._parts(first, last)]
-        if not found or None in found:
-            return None
-        return min(one for one, _ in found), max(one for _, one in found)
+        return (
+            None if look is None else joined_bounds(look(name, one) for one, _, _ in self._parts(first, last))
+        )
 
     def close(self) -> None:
         """Close the file."""

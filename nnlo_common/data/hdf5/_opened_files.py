@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.data.formats._format import wrong_path
+from nnlo_common.data.formats._format import error_numbers, wrong_path
 
 __all__ = ["open_file"]
 
 _LOG = logging.getLogger(__name__)
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP}
 
 
 def open_file(path: str, locking: bool | None = None) -> Any:
@@ -40,16 +40,12 @@ def open_file(path: str, locking: bool | None = None) -> Any:
         try:
             return h5py.File(path, "r", locking=locking)
         except OSError as error:
-            if locking is not None or not _has_no_locks(error):
+            if locking is not None or not error_numbers(error) & _NO_LOCKS:
                 raise
             _LOG.warning("%s: the file system has no locks; the file is opened with locking=False", path)
             return h5py.File(path, "r", locking=False)
     except OSError as error:
         raise ConfigurationError(f"{path} {_wrong_file(path, str(error), error.errno)}") from None
-
-
-def _has_no_locks(error: OSError) -> bool:
-    return error.errno in _NO_LOCKS or any(f"errno = {number}," in str(error) for number in _NO_LOCKS)
 
 
 def _wrong_file(path: str, text: str, number: int | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from nnlo_common.cluster._hosts import describe_here
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.inference import Watch
+from nnlo_common.inference._running import PiecePace
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training.report._course import Moment
 from nnlo_common.training.report._facts_writer import FactsWriter, RankPlace
@@ -51,7 +52,8 @@ class _WatchedUse(Watch):
             self._role = "alone"
         self._samples = self._batches = 0
         self._share: float | None = None
-        self._first: tuple[float, float] | None = None  # when the first piece was told of, and the share then
+        self._left_s: float | None = None
+        self._pace = PiecePace()
         self._files: tuple[FactsWriter, LiveFile] | None = None
 
     def begin(self) -> None:
@@ -73,8 +75,7 @@ class _WatchedUse(Watch):
     def pieces(self, done: int, pieces: int) -> None:
         """Take note of how much of all is written."""
         self._share = done / max(pieces, 1)
-        if self._first is None:
-            self._first = time.perf_counter(), self._share
+        self._left_s = self._pace.left_s(done, pieces, time.perf_counter())
         self._note()
 
     def complete(self) -> None:
@@ -90,16 +91,9 @@ class _WatchedUse(Watch):
             live.end()
 
     def _note(self) -> None:
-        moment = Moment(epoch=1, epochs=1, share=self._share, left_s=self._left_s())
+        moment = Moment(epoch=1, epochs=1, share=self._share, left_s=self._left_s)
         if self._files is not None:
             self._files[1].note(moment, self._counts(), {})
-
-    def _left_s(self) -> float | None:
-        """Return how long the rest takes at the pace since the first piece; None: unknown."""
-        if self._first is None or self._share is None or self._share <= self._first[1]:
-            return None
-        began_s, share = self._first
-        return (time.perf_counter() - began_s) * (1 - self._share) / (self._share - share)
 
     def _counts(self) -> TrainingReport:
         return TrainingReport(steps=self._batches, samples=self._samples)
