@@ -14,6 +14,7 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._spans import record, recorder, span, stage
 from nnlo_common.data._blocks import Blocks
 from nnlo_common.data._source import Array, Source
+from nnlo_common.data._spare_arrays import SpareArrays
 from nnlo_common.data.leasing._ledger import Lease, Range, Ranges
 
 __all__ = ["Batches", "Prefetch"]
@@ -116,6 +117,9 @@ _WINDOW_BYTES = 2**26
 # end together; the same for any number of workers, because the order depends on it.
 _LEASED, _LEASED_LARGE = 16, 256
 
+# What is in memory of a process, and not of a copy of it.
+_IN_MEMORY = ("_ahead", "_spare", "_buffers")
+
 # Epoch, the positions of a window, and the positions of it to return batches of.
 _Window: TypeAlias = tuple[int, Range, Range]
 
@@ -176,8 +180,7 @@ class Batches:
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
         self._part, self._batches = part or (0, self._order.size), 0
         self._member, self._group_size = 0, 1
-        self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
-        self._buffers: list[Array] = []
+        self._begin()
 
     def take_part(self, part: Range, batches: int = 0) -> None:
         """Return batches of these positions from now on.
@@ -299,14 +302,21 @@ class Batches:
     def close(self) -> None:
         """Wait until the reading thread has ended, and drop the windows in memory."""
         self._ahead.close()
-        self._buffers = []
+        self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_ahead", "_buffers")}
+        return {name: value for name, value in vars(self).items() if name not in _IN_MEMORY}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._ahead, self._buffers = Prefetch(self._read), []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with nothing in memory."""
+        self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
+        # Of the window that is used and the one read ahead.
+        self._spare = [SpareArrays(2 * self.window + 1) for _ in self.source.fields]
+        self._buffers: list[Array] = []
 
     def _window(self, epoch: int, number: int) -> _Window:
         start, stop = self._part
@@ -362,10 +372,17 @@ class Batches:
         if rows is not None:
             some = rows[some]
         with stage("mix"):
-            chosen = [array[some] for array in arrays]
+            chosen = [self._rows(*one, some) for one in zip(arrays, self._spare, strict=True)]
             if self.bucket:
                 chosen = self.source.without_filling(chosen)  # type: ignore[attr-defined]
         return self.source.assemble(chosen)
+
+    @staticmethod
+    def _rows(array: Array, spare: SpareArrays, some: slice | Array) -> Array:
+        if isinstance(some, slice) or not array.flags.carray:  # `take` would copy another one whole
+            return array[some]
+        out = spare.get((len(some), *array.shape[1:]), array.dtype)
+        return np.take(array, some, axis=0, out=out, mode="clip")  # into the array itself only if it clips
 
     def _by_length(
         self, arrays: Sequence[Array], rows: Array | None, count: int, seed: Sequence[int]
