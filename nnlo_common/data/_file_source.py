@@ -7,7 +7,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
 from nnlo_common.base._spans import recorder, stage
+from nnlo_common.data._classes import evenly, value_of_each
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._selection import NamedColumns, Selection, requests
@@ -60,6 +61,7 @@ class Reading(TypedDict, total=False):
     adapt_features: Adaptor | None
     adapt_labels: Adaptor | None
     select: str | None
+    balance: str | None
     pad: int | None
     mask: bool
     check_finite: bool
@@ -155,6 +157,8 @@ class FileSource:
         adapt_labels: the same for labels.
         select: use the samples that fulfil this only, e.g. ``"pt > 20 and abs(eta) < 2.5"``, of columns with
             one number for each sample.
+        balance: the column of the classes, of which the rare ones come more often, so that in each epoch each
+            class has as many samples as the largest.
         pad: the length to bring rows of unequal length to: shorter ones get zeros at the end, longer ones
             lose their last entries.
         mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
@@ -201,6 +205,7 @@ class FileSource:
         adapt_features: Adaptor | None = None,
         adapt_labels: Adaptor | None = None,
         select: str | None = None,
+        balance: str | None = None,
         pad: int | None = None,
         mask: bool = False,
         check_finite: bool = False,
@@ -271,7 +276,7 @@ class FileSource:
         self._plans = self._planned(pad, mask)
         self.grain, self.encoded, self.how = infos[0].grain, infos[0].encoded, infos[0].how
         self._samples: npt.NDArray[np.int64] | None = None
-        self._choose(chosen, samples, {"pad": None, "locking": locking, "cache": cache})
+        self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
         facts = f"{kind.title} {names} {pad} {mask} {check_finite} {_state_of(self._paths)}"
         lengths = [one.length for one in infos]
         self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
@@ -399,8 +404,9 @@ class FileSource:
             spans.reading.update(how=self.how, piece_bytes=self._infos.piece_bytes)
 
     def _runs(self, numbers: npt.NDArray[np.int64]) -> list[Range]:
-        """Return the parts of rising numbers that are read in one piece, with what lies between."""
-        far = np.flatnonzero(np.diff(numbers) > max(self.grain, _GAP)) + 1
+        """Return the parts of numbers to read in one piece, with what lies between; in each they rise."""
+        steps = np.diff(numbers)
+        far = np.flatnonzero((steps > max(self.grain, _GAP)) | (steps < 0)) + 1
         return list(pairwise([0, *far.tolist(), len(numbers)])) if len(numbers) else []
 
     def _read(self, start: int, stop: int, out: Sequence[Array]) -> None:
@@ -484,10 +490,6 @@ class FileSource:
             "column before it in the same input; name columns of unlike lengths apart"
         )
 
-    def _given(self) -> Any:
-        """Return what the samples are read from."""
-        return self._columns if self._columns is not None else list(self._paths)
-
     def _planned(self, pad: int | None, mask: bool) -> list[_Plan]:
         """Set the fields, and return where the numbers of each column go."""
         info, fields, plans = self._infos, list[Field](), list[_Plan]()
@@ -509,19 +511,27 @@ class FileSource:
         self.fields = fields
         return plans
 
-    def _choose(self, chosen: Selection, samples: Any, options: dict[str, Any]) -> None:
-        """Set the samples to use."""
-        found = None
+    def _choose(self, chosen: Selection, samples: Any, balance: str | None, options: dict[str, Any]) -> None:
+        """Set the samples to use, and their order."""
+        given: Any = self._columns if self._columns is not None else list(self._paths)
+        found: npt.NDArray[np.int64] | None = None
         if chosen:
-            columns = type(self)(self._given(), features=chosen.columns, **options)
-            found = chosen.numbers(columns)
-            columns.close()
+            with closing(type(self)(given, features=chosen.columns, **options)) as columns:
+                found = chosen.numbers(columns)
         if samples is not None:
             some = _rising(samples, self._starts[-1] if found is None else len(found))
             found = some if found is None else found[some]
-        if found is not None:
-            counts = np.diff(np.searchsorted(found, self._starts))
-            self._samples, self.lengths, self.grain = found, counts.tolist(), 1
+        if found is None and balance is None:
+            return
+        rising = [np.arange(self._starts[-1]) if found is None else found]
+        if balance is not None:
+            with closing(type(self)(given, features=balance, samples=found, **options)) as column:
+                asked = f"balance={balance!r}"
+                rising = [rising[0][some] for some in evenly(value_of_each(column, asked), asked)]
+        # A block never has samples of two files, nor the same sample twice.
+        counts = np.concatenate([np.diff(np.searchsorted(some, self._starts)) for some in rising])
+        self.lengths, self.grain = counts[counts > 0].tolist(), 1
+        self._samples = np.concatenate(rising)
 
     def _warn_of_many(self) -> None:
         if self._starts[-1] > _MANY_SAMPLES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from sysconfig import get_config_var
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def _uses(arrays: deque[Array], place: int) -> int:
 # the versions of Python differ by one.
 _UNUSED = _uses(deque([np.empty(0)]), 0)
 # Elsewhere a count may be too low while another thread uses the array.
-_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and not get_config_var("Py_GIL_DISABLED")
 
 
 class SpareArrays:
@@ -48,7 +49,7 @@ class SpareArrays:
     def get(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return an array, its numbers undefined."""
         arrays = self._arrays
-        # The latest is in the processor's cache if its batch was copied at once; else the oldest is free first.
+        # The latest is still in the cache if its batch was copied at once; else the oldest is free first.
         for place in (-1, 0) if _COUNTS_ARE_EXACT else ():
             if arrays and arrays[place].shape == shape and _uses(arrays, place) == _UNUSED:
                 found = arrays[place]

@@ -16,7 +16,6 @@ from nnlo_common import ConfigurationError
 from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.train import _run_plan
 from nnlo_common.commands.train._option import Given
 from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._run_plan import parts
@@ -39,6 +38,7 @@ from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import space_of
 from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.commands.tune._tune_command import defaults
+from nnlo_common.data import _classes
 from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.paths import DOCS
 
@@ -276,7 +276,7 @@ def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
 
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
-    monkeypatch.setattr(_run_plan, "_PIECE", 5)
+    monkeypatch.setattr(_classes, "_PIECE", 5)
     cut = samples(run=RUNS)
     training, validation = cut(fold_groups="run")
     assert not set(RUNS[training]) & set(RUNS[validation])

@@ -180,7 +180,28 @@ def test_three_ranks_train_on_root_files_as_one_process_does():
     assert told("three")["center"]["val_loss"] == pytest.approx(told("one")["center"]["val_loss"], abs=0.05)
 
 
+def test_rare_classes_are_trained_on_as_often_and_validated_as_they_are(columns):
+    words = ["--balance", "label", "--select", "pt > 40 and eta > 0", "--learning-rate", "1e-30"]
+    assert train(*NET, *WORDS, *words, "--run", "r", data=DATA) == 0
+    counts, found = {}, {}
+    for prefix, some in (
+        ("", {key: np.concatenate([columns[n][key] for n in "ab"]) for key in columns["a"]}),
+        ("val_", columns["val"]),
+    ):
+        used = (some["pt"] > 40) & (some["eta"] > 0)
+        x, labels = np.stack([some["pt"], some["eta"]], 1)[used], some["label"][used]
+        each = losses(outputs("r", x), labels)
+        found[prefix] = [each[labels == one].mean() for one in np.unique(labels)], each.mean()
+        counts[prefix] = np.bincount(labels)
+    assert counts[""].min() < counts[""].max()
+    history = told("r")["center"]
+    # Of a rare class each sample comes as often as the others, or once more.
+    assert history["loss"][0] == pytest.approx(np.mean(found[""][0]), rel=0.02)
+    assert history["val_loss"][0] == pytest.approx(found["val_"][1], rel=1e-4)
+
+
 REFUSED = {
+    "--balance pt": "balance='pt' has 100 different values, such as",
     "--mask": "--mask needs --pad",
     "--bucket": "--bucket needs --pad",
     "--bucket --pad 3": "bucket=True is for rows of unequal length",

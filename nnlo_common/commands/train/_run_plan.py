@@ -22,6 +22,7 @@ from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
 from nnlo_common.data import FileSource, Reading, Standard, list_files, portion
+from nnlo_common.data._classes import value_of_each
 from nnlo_common.data._listing import without_tree
 from nnlo_common.data._source import Array
 from nnlo_common.data._standard import as_lists, from_lists
@@ -42,9 +43,6 @@ __all__ = [
 ]
 
 # -- folds of the samples in files: those to train on and those to validate with -----------------------
-
-# Read rows of one-hot labels in pieces and keep only their classes.
-_PIECE = 1 << 16
 
 
 def parts(files: Sequence[str], reading: Reading, settings: Settings) -> tuple[Indices, Indices]:
@@ -90,28 +88,7 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flag} {name}: {error}") from None
     with closing(source):
-        return np.concatenate([_valued(flag, name, source, start) for start in range(0, len(source), _PIECE)])
-
-
-def _valued(flag: str, name: str, source: FileSource, start: int) -> Array:
-    (rows,) = source.take(start, min(start + _PIECE, len(source)))
-    if isinstance(rows, tuple):
-        raise ConfigurationError(
-            f"{flag} {name} is a group of {len(rows)} datasets; name a dataset with one value for each sample"
-        )
-    values: Array = rows
-    if values.ndim == 2 and values.shape[1] > 1 and _one_hot(values):
-        return np.asarray(values.argmax(1))
-    if values.shape not in {(len(values),), (len(values), 1)}:
-        raise ConfigurationError(
-            f"{flag} {name} has rows of shape {list(values.shape[1:])}, which are not one-hot; name a "
-            "dataset with one value for each sample"
-        )
-    return values.reshape(-1)
-
-
-def _one_hot(rows: Array) -> bool:
-    return bool(np.isin(rows, (0, 1)).all() and (rows.sum(1) == 1).all())
+        return value_of_each(source, f"{flag} {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

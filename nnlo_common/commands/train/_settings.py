@@ -263,6 +263,9 @@ class Settings:
     select: str | None = option(
         DATA, "use the samples that fulfil this, e.g. 'pt > 20 and abs(eta) < 2.5'", "CUT"
     )
+    balance: str | None = option(
+        DATA, "train on samples of rare classes more often: each value of this column comes equally often"
+    )
     pad: int | None = option(
         DATA, "bring rows of unequal length to this length: with zeros, or cut off", "N", least=1
     )

@@ -81,7 +81,12 @@ class Trainer(ABC):
         data, settings = self._plan.data, self._settings
         opened = partial(batches, batch_size=settings.batch, seed=settings.seed)
         self._train = opened(
-            data.train, shuffle=settings.shuffle, bucket=settings.bucket, **train, **data.reading
+            data.train,
+            shuffle=settings.shuffle,
+            bucket=settings.bucket,
+            balance=settings.balance,
+            **train,
+            **data.reading,
         )
         self._val = opened(data.val, **val, **data.val_reading) if data.val else None
 
