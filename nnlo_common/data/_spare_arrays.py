@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from sysconfig import get_config_var
 
 import numpy as np
 
@@ -20,8 +19,8 @@ def _uses(arrays: deque[Array], place: int) -> int:
 # Views, tensors of PyTorch and arrays of JAX on the same memory each count as a use. Counted here, because
 # the versions of Python differ by one.
 _UNUSED = _uses(deque([np.empty(0)]), 0)
-# Elsewhere a count may be too low while another thread uses the array.
-_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and not get_config_var("Py_GIL_DISABLED")
+# Without Python's one lock for all threads a count may be too low while another thread uses the array.
+_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and "t" not in sys.abiflags
 
 
 class SpareArrays:
