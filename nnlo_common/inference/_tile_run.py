@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
@@ -237,6 +237,7 @@ class TileRun(MapRun):
         wholes: the arrays of the result.
         score_bytes: that the model's outputs have for each voxel.
         voxel_bytes: that the result has for each voxel.
+        tried: the outputs of the first tiles of the first item, by their places, which the first work takes.
     """
 
     def __init__(
@@ -451,31 +452,40 @@ class TileRun(MapRun):
 
     def tile_seconds(self) -> float:
         """Return how long the model takes for a tile, with its flips, in a batch as large as the job's."""
-        tile, data = self._first_tile()
+        ((_, tile),) = self._first_tiles(1)
+        data = self.volume.read(0, tile.region)
         count = min(self.options.batch_size, self.tiling.tiles)
         for _ in range(2):  # the first may compile
             began_s = time.perf_counter()
             self.outputs(self.begin([data] * count), tile.shape, count)
         return (time.perf_counter() - began_s) / count
 
-    def _first_tile(self) -> tuple[Tile, npt.NDArray[Any]]:
-        _, tile = next(iter(self.tiling.tiles_of(tuple(slice(0, 1) for _ in self.volume.shape))))
-        return tile, self.volume.read(0, tile.region)
+    def _first_tiles(self, count: int) -> list[tuple[tuple[int, ...], Tile]]:
+        """Return the first tiles of one shape, at most so many."""
+        every = self.tiling.tiles_of(tuple(slice(0, size) for size in self.volume.shape))
+        first = next(every)
+        return [first, *(one for one in islice(every, count - 1) if one[1].shape == first[1].shape)]
 
     def _tried(self) -> dict[str, Whole]:
-        """Compute one tile, and return the arrays of the result."""
-        tile, data = self._first_tile()
+        """Compute the first tiles, whose pieces take them, and return the arrays of the result."""
         # Two of them, as PyTorch computes some convolutions of one alone several times slower.
-        count = min(self.options.batch_size, 2)
+        tiles = self._first_tiles(min(self.options.batch_size, 2))
+        tile = tiles[0][1]
+        data = [self.volume.read(0, one.region) for _, one in tiles]
         try:
-            outputs = self.outputs(self.begin([data] * count), tile.shape, count)
-            self.score_bytes = sum(one.nbytes for one in outputs.values()) // (math.prod(tile.shape) * count)
-            written = self.written({name: one[0] for name, one in outputs.items()}, tile.region)
+            outputs = self.outputs(self.begin(data), tile.shape, len(tiles))
+            self.tried = {
+                place: {name: one[at].copy() for name, one in outputs.items()}
+                for at, (place, _) in enumerate(tiles)
+            }
+            first = self.tried[tiles[0][0]]
+            self.score_bytes = sum(one.nbytes for one in first.values()) // math.prod(tile.shape)
+            written = self.written(dict(first), tile.region)
         except NNLOError:
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"the model, or reduce, fails on a tile of {data.dtype}{list(data.shape)}: "
+                f"the model, or reduce, fails on a tile of {data[0].dtype}{list(data[0].shape)}: "
                 f"{type(error).__name__}: "
                 f"{error}"
             ) from error
@@ -632,6 +642,7 @@ class _TileWork:
     def __init__(self, run: TileRun, sink: Sink) -> None:
         self._run, self._out = run, PiecesOut(sink, run.regions)
         self._reading: Prefetch[int, npt.NDArray[Any]] = Prefetch(self._read)
+        self._tried, run.tried = run.tried, {}
         self._kept: OrderedDict[Place, Named] = OrderedDict()
         self._kept_bytes = 0
         self._masks: dict[Any, npt.NDArray[Any]] = {}
@@ -642,14 +653,17 @@ class _TileWork:
         item, region = run.place(piece)
         sums = _PieceSums(item, region)
         tiles = [*run.tiling.tiles_of(region)]
-        missing = [one for one in tiles if (item, one[0]) not in self._kept]
+        known = {place: self._tried.pop(place) for place, _ in tiles if item == 0 and place in self._tried}
+        missing = [one for one in tiles if one[0] not in known and (item, one[0]) not in self._kept]
         data = None
         if missing:
             data = self._reading.get(piece)
             if (then := following()) is not None:
                 self._reading.get(piece, then=then)
         origin = run.input_of(piece)[1]
-        fresh: dict[tuple[int, ...], Named] = {}
+        fresh = dict(known)
+        if known:
+            run.options.watch.batch(len(known))
         under_way: tuple[list[Any], Any] | None = None
         for batch in _batches(missing, run.options.batch_size):
             assert data is not None
@@ -660,7 +674,11 @@ class _TileWork:
             yield
         if under_way is not None:
             self._take(*under_way, fresh, sums)
-        if run.options.blend != "crop":
+        if run.options.blend == "crop":
+            for place, tile in tiles:
+                if place in known:
+                    self._add(sums, tile, known[place])
+        else:
             # In the order of the tiles, so that it does not matter which of them were kept.
             for place, tile in tiles:
                 outputs = fresh.pop(place, None) or self._kept[item, place]
