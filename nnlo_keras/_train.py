@@ -107,7 +107,7 @@ class KerasTrainer(Trainer):
         if (scale := plan.rate_scale) != 1:
             self._inner.learning_rate = self.learning_rate * scale
         options = {**settings.ranks.given(), **settings.algorithm}
-        wrapper = getattr(nnlo_keras, plan.wrapper)(self._inner, **options)
+        wrapper = getattr(nnlo_keras, plan.wrapper)(plan.by_layers(self._inner, nnlo_keras), **options)
         ranks: dict[str, Any] = {"servers": settings.ranks.servers, "group_size": settings.ranks.group_size}
         ranks["sub_servers"] = settings.sub_servers
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]

@@ -372,7 +372,7 @@ class TorchTrainer(Trainer):
         make: Any = getattr(nnlo_torch, self._plan.wrapper)
         settings = self._settings
         options = {"model": self._model, **settings.ranks.given(), **settings.algorithm}
-        self._wrapper = make(self._optimizer, **options)
+        self._wrapper = make(self._plan.by_layers(self._optimizer, nnlo_torch), **options)
         self.role = self._wrapper.role
         if settings.rates:
             self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)

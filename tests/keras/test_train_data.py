@@ -30,7 +30,13 @@ def get_model():
 """
 
 
-def test_weights_count_in_loss_and_metrics(tmp_path, monkeypatch):
+WORDS = ["--model", "net.py", "--loss", "sparse_categorical_crossentropy", "--metrics", "accuracy"]
+WORDS += ["--features-name", "pt,eta", "--labels-name", "label"]
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """Return the columns of a file to train on, and of one to validate with."""
     monkeypatch.chdir(tmp_path)
     draw, found = np.random.default_rng(0), {}
     for name, size in [("a", 60), ("val", 50)]:
@@ -39,8 +45,11 @@ def test_weights_count_in_loss_and_metrics(tmp_path, monkeypatch):
         found[name] = columns | {"label": label, "w": draw.random(size) * 3}
         pq.write_table(pa.table(found[name]), f"{name}.parquet", row_group_size=7)
     Path("net.py").write_text(MODEL)
-    words = ["--model", "net.py", "--loss", "sparse_categorical_crossentropy", "--metrics", "accuracy"]
-    words += ["--features-name", "pt,eta", "--labels-name", "label", "--weights-name", "w", "--standardize"]
+    return found
+
+
+def test_weights_count_in_loss_and_metrics(found):
+    words = [*WORDS, "--weights-name", "w", "--standardize"]
     data = ("--train", "a.parquet", "--val", "val.parquet")
     assert train(*words, "--learning-rate", "1e-30", "--run", "r", data=data) == 0
     history, model = told("r")["center"], keras.models.load_model("r/model.keras")
@@ -53,3 +62,26 @@ def test_weights_count_in_loss_and_metrics(tmp_path, monkeypatch):
         assert history[f"{prefix}loss"][0] == pytest.approx((losses * weights).mean(), rel=1e-4)
         right = (outputs.argmax(1) == labels) * weights
         assert history[f"{prefix}accuracy"][0] == pytest.approx(right.sum() / weights.sum(), rel=1e-4)
+
+
+def test_layers_have_rates_of_their_own(found):
+    words = [*WORDS, "--batch", "60", "--no-shuffle", "--seed", "3", "--standardize"]
+    kinds = {
+        "begin": ["--learning-rate", "1e-30"],
+        "plain": ["--learning-rate", "0.5"],
+        "lars": ["--learning-rate", "0.5", "--layer-rates", "lars", "--trust", "0.1"],
+        "larc": ["--learning-rate", "0.5", "--layer-rates", "larc", "--trust", "1e9"],
+    }
+    weights = {}
+    for run, more in kinds.items():
+        assert train(*words, *more, "--run", run, data=("--train", "a.parquet")) == 0
+        model = keras.models.load_model(f"{run}/model.keras")
+        assert type(model.optimizer).__module__.startswith("keras."), "it loads without nnlo"
+        weights[run] = model.get_weights()
+    moved, along = (weights[run][0] - weights["begin"][0] for run in ("lars", "plain"))
+    assert np.linalg.norm(moved) == pytest.approx(0.05 * np.linalg.norm(weights["begin"][0]), rel=1e-4)
+    unit = [one / np.linalg.norm(one) for one in (moved, along)]
+    np.testing.assert_allclose(*unit, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(weights["lars"][1], weights["plain"][1], rtol=1e-5)
+    for larc, plain in zip(weights["larc"], weights["plain"], strict=True):
+        np.testing.assert_allclose(larc, plain, rtol=1e-5)

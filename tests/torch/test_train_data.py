@@ -133,6 +133,26 @@ def test_one_step_goes_along_the_gradient_of_the_weighted_loss(columns):
     np.testing.assert_allclose(found, begin - 0.5 * slopes.mean(0), rtol=1e-3, atol=1e-4)
 
 
+def test_layers_have_rates_of_their_own(columns):
+    words = [*NET, *WORDS, "--batch", "100", "--no-shuffle", "--seed", "3"]
+    kinds = {
+        "begin": ["--learning-rate", "1e-30"],
+        "plain": ["--learning-rate", "0.5"],
+        "lars": ["--learning-rate", "0.5", "--layer-rates", "lars", "--trust", "0.1"],
+        "larc": ["--learning-rate", "0.5", "--layer-rates", "larc", "--trust", "1e9"],
+    }
+    for run, more in kinds.items():
+        assert train(*words, *more, "--run", run, data=("--train", "[ab].root")) == 0
+    found = {run: torch.load(f"{run}/weights.pt", weights_only=True) for run in kinds}
+    begin, moved = found["begin"]["weight"], found["lars"]["weight"] - found["begin"]["weight"]
+    assert float(moved.norm()) == pytest.approx(0.5 * 0.1 * float(begin.norm()), rel=1e-4)
+    along = found["plain"]["weight"] - begin
+    torch.testing.assert_close(moved / moved.norm(), along / along.norm(), rtol=1e-3, atol=1e-4)
+    for run in ("lars", "larc"):
+        torch.testing.assert_close(found[run]["bias"], found["plain"]["bias"])
+    torch.testing.assert_close(found["larc"]["weight"], found["plain"]["weight"])
+
+
 @pytest.mark.parametrize("more", [[], ["--bucket"]], ids=["one length", "bucketed"])
 def test_rows_of_unequal_length_come_with_a_mask(more):
     words = ["--model", "sets.py", "--loss", "cross_entropy", "--labels-name", "label", "--epochs", "2"]
@@ -201,6 +221,8 @@ def test_rare_classes_are_trained_on_as_often_and_validated_as_they_are(columns)
 
 
 REFUSED = {
+    "--trust 0.1": "--trust is the factor of layers' rates; add --layer-rates lars or larc",
+    "--layer-rates lamb": "lars, larc",
     "--balance pt": "balance='pt' has 100 different values, such as",
     "--mask": "--mask needs --pad",
     "--bucket": "--bucket needs --pad",

@@ -260,6 +260,13 @@ class RunPlan:
             told = f"--optimizer {make.__name__} with {options}: {brief(str(error))}"
             raise ConfigurationError(told) from None
 
+    def by_layers(self, optimizer: Any, package: ModuleType) -> Any:
+        """Put LARS or LARC of our package for the framework around an optimizer, if the settings say so."""
+        name, trust = self.settings.layer_rates, self.settings.trust
+        if name is None:
+            return optimizer
+        return getattr(package, name.upper())(optimizer, **({} if trust is None else {"trust": trust}))
+
 
 def check_files(settings: Settings) -> None:
     """Refuse empty lists and missing files, without opening any file."""

@@ -325,6 +325,12 @@ class Settings:
     optimizer_option: dict[str, Any] = option(  # noqa: RUF009
         TRAINING, "further options of the optimizer", default=dict
     )
+    layer_rates: Literal["lars", "larc"] | None = option(
+        TRAINING,
+        "scale each layer's learning rate by the ratio of its norm to that of its gradient, for very large "
+        "batches; larc never exceeds the optimizer's rate",
+    )
+    trust: float | None = option(TRAINING, "the factor of --layer-rates (0.001)", above=0)
     scale_rate: Literal["none", "linear", "square_root"] = option(
         TRAINING, "multiply the learning rate for the larger batch that ranks make together", default="none"
     )
@@ -502,6 +508,8 @@ class Settings:
                 f"--scale-rate {self.scale_rate} with --mode {self.mode}: that keeps the settings of one "
                 "process by itself; leave --scale-rate out"
             )
+        if self.trust is not None and self.layer_rates is None:
+            yield "--trust is the factor of layers' rates; add --layer-rates lars or larc"
         yield from self.rates.contradictions(self.decay, self.decay_every, self.epochs)
         sgd, one = self.optimizer.lower() == "sgd", MODES[self.mode].algorithm
         if one.made_of == "momentum" and not sgd:
