@@ -6,14 +6,14 @@ import math
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._spans import record, recorder, span, stage
 from nnlo_common.data._blocks import Blocks
-from nnlo_common.data._source import Array, Source
+from nnlo_common.data._source import Array, RaggedSource, Source
 from nnlo_common.data._spare_arrays import SpareArrays
 from nnlo_common.data.leasing._ledger import Lease, Range, Ranges
 
@@ -374,8 +374,13 @@ class Batches:
         with stage("mix"):
             chosen = [self._rows(*one, some) for one in zip(arrays, self._spare, strict=True)]
             if self.bucket:
-                chosen = self.source.without_filling(chosen)  # type: ignore[attr-defined]
+                chosen = self._ragged.without_filling(chosen)
         return self.source.assemble(chosen)
+
+    @property
+    def _ragged(self) -> RaggedSource:
+        """The source, of which buckets ask more."""
+        return cast("RaggedSource", self.source)
 
     @staticmethod
     def _rows(array: Array, spare: SpareArrays, some: slice | Array) -> Array:
@@ -394,7 +399,7 @@ class Batches:
         """
         rows = np.arange(count) if rows is None else rows
         whole = count - count % self.batch_size
-        lengths = self.source.row_lengths(arrays)[rows]  # type: ignore[attr-defined]
+        lengths = self._ragged.row_lengths(arrays)[rows]
         order = np.argsort(lengths[:whole], kind="stable")
         if self._order.shuffle:
             places = np.random.default_rng(seed).permutation(whole // self.batch_size)

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
+from nnlo_common.base._errors import ConfigurationError, NNLOError, warn
 from nnlo_common.base._spans import recorder, stage
+from nnlo_common.data._batch_items import (
+    Adaptor,
+    BatchItem,
+    ColumnPlan,
+    Names,
+    padded_field,
+    side_by_side,
+)
 from nnlo_common.data._classes import evenly, value_of_each
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
-from nnlo_common.data._selection import NamedColumns, Selection, requests
+from nnlo_common.data._passing_failures import WAITS_S, may_pass, wait_for_file_system
+from nnlo_common.data._selection import Selection, requests
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data._standard import Moments, Standard, leaves_of
 from nnlo_common.data.formats._format import (
     HOW,
-    FileInfo,
     Format,
     OpenFiles,
-    error_numbers,
     inspect_files,
     joined_bounds,
     shown,
@@ -47,9 +51,6 @@ _MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
 # Samples of a selection that lie further apart than this are read one after the other.
 _GAP = 256
 _MEASURED_BYTES = 2**24  # read at once to take mean and spread
-
-Names: TypeAlias = str | Sequence[str]
-Adaptor: TypeAlias = Callable[[Any], Any]
 
 
 class Reading(TypedDict, total=False):
@@ -73,34 +74,6 @@ class Reading(TypedDict, total=False):
     samples: Sequence[int] | npt.NDArray[Any] | None
 
 
-# Waits before a file is read again where its file system has failed: a server that restarts is back by then.
-_WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_PASSING = {
-    getattr(errno, name)
-    for name in (
-        "EIO",
-        "ESTALE",
-        "ETIMEDOUT",
-        "ENOTCONN",
-        "ECONNRESET",
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-        "EREMOTEIO",
-    )
-    if hasattr(errno, name)
-}
-
-
-def may_pass(error: Exception) -> bool:
-    """Return whether an error is of a file system that may answer again, not of the file.
-
-    Example:
-        >>> may_pass(OSError(errno.ESTALE, "Stale file handle")), may_pass(OSError("inflate() failed"))
-        (True, False)
-    """
-    return isinstance(error, OSError) and bool(error_numbers(error) & _PASSING)
-
-
 class _ColumnError(Exception):
     """A column cannot be read.
 
@@ -112,24 +85,6 @@ class _ColumnError(Exception):
     def __init__(self, column: str, error: Exception) -> None:
         super().__init__(column)
         self.column, self.error = column, error
-
-
-class _Plan(NamedTuple):
-    """Where the numbers of one column go.
-
-    Attributes:
-        name: of the column.
-        into: the index of the array that they fill.
-        counts: the index of the array of its rows' lengths; None: there is none.
-        pad: the entries of a ragged column's row; None: its rows are alike.
-        beside: the place of this column among those of an input; None: it is the whole input.
-    """
-
-    name: str
-    into: int
-    counts: int | None
-    pad: int | None
-    beside: int | None = None
 
 
 class FileSource:
@@ -266,7 +221,7 @@ class FileSource:
         self._open = OpenFiles(partial(kind.open, locking=locking))
         groups = iter(infos[0].groups)
         self._sides = [
-            _Side(side, asked[side], made, [next(groups) for one in made for _ in one.names], adaptor)
+            BatchItem(side, asked[side], made, [next(groups) for one in made for _ in one.names], adaptor)
             for (side, made), adaptor in zip(
                 sides.items(), (adapt_features, adapt_labels, None), strict=False
             )
@@ -423,7 +378,7 @@ class FileSource:
             into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
             some = [array[into] for array in out]
             failed: _ColumnError | None = None
-            for wait_s in (*_WAITS_S, None):
+            for wait_s in (*WAITS_S, None):
                 try:
                     self._decode_part(part, first, last, some)
                     break
@@ -434,7 +389,8 @@ class FileSource:
                         raise
                 if wait_s is None or not may_pass(failed.error):
                     raise self._unreadable(failed.error, part, first, last, failed.column)
-                self._wait_for(part, failed.error, wait_s)
+                self._open.forget(self._paths[part])
+                wait_for_file_system(self.files[part], failed.error, wait_s)
             if self._finite:
                 self._check_finite(self.files[part], first, some)
 
@@ -465,14 +421,6 @@ class FileSource:
                 except Exception as error:  # the libraries raise any type of exception for damaged files
                     raise _ColumnError(plan.name, error) from None
 
-    def _wait_for(self, part: int, error: Exception, wait_s: float) -> None:
-        """Wait for a file system that does not answer, and close the file, to open it anew."""
-        if wait_s == _WAITS_S[0]:
-            told = " ".join(str(error).split())[:200]
-            warn(f"{self.files[part]} cannot be read now ({told}); trying again for {sum(_WAITS_S):.0f} s")
-        self._open.forget(self._paths[part])
-        time.sleep(wait_s)
-
     def _unreadable(self, error: Exception, part: int, first: int, last: int, name: str) -> NNLOError:
         what = f"{self.files[part]}: samples {first} to {last - 1} of {name} cannot be read"
         if isinstance(error, NNLOError):
@@ -490,24 +438,24 @@ class FileSource:
             "column before it in the same input; name columns of unlike lengths apart"
         )
 
-    def _planned(self, pad: int | None, mask: bool) -> list[_Plan]:
+    def _planned(self, pad: int | None, mask: bool) -> list[ColumnPlan]:
         """Set the fields, and return where the numbers of each column go."""
-        info, fields, plans = self._infos, list[Field](), list[_Plan]()
+        info, fields, plans = self._infos, list[Field](), list[ColumnPlan]()
         found = iter(info.fields)
         for column in (column for side in self._sides for column in side.columns):
             own = [next(found) for _ in range(column.stored)]
             ragged = own[0].name in info.ragged
             if ragged:
-                own = [_padded_field(info, field, pad) for field in own]
+                own = [padded_field(info, field, pad) for field in own]
             first, width = len(fields), 1 if column.stacked else len(own)
-            fields += [_side_by_side(info, own)] if column.stacked else own
+            fields += [side_by_side(info, own)] if column.stacked else own
             if ragged:
                 fields.append(Field(f"{own[-1].name}_count", (), np.dtype(np.int64)))
                 column.counted, column.masked = True, mask
             for index, field in enumerate(own):
                 place, beside = (first, index) if column.stacked else (first + index, None)
                 counts = first + width if ragged and field is own[-1] else None
-                plans.append(_Plan(field.name, place, counts, pad if ragged else None, beside))
+                plans.append(ColumnPlan(field.name, place, counts, pad if ragged else None, beside))
         self.fields = fields
         return plans
 
@@ -568,122 +516,6 @@ class HDF5Source(FileSource):
     _format: ClassVar[Format | None] = HDF5()
 
 
-class _Input:
-    """The columns of one name.
-
-    Args:
-        stored: how many there are.
-        stacked: whether they are one input, side by side.
-        grouped: whether they are several inputs.
-
-    Attributes:
-        counted: whether the lengths of their rows are known.
-        masked: whether a mask follows them.
-    """
-
-    def __init__(self, stored: int, *, stacked: bool, grouped: bool) -> None:
-        self.stored, self.stacked, self.grouped = stored, stacked, grouped
-        self.counted = self.masked = False
-
-    def made(self, arrays: Iterator[Array]) -> tuple[list[Array], Array | None]:
-        """Return the inputs, and which of their entries are no filling."""
-        some = [next(arrays) for _ in range(1 if self.stacked else self.stored)]
-        mask = np.arange(some[0].shape[1]) < next(arrays)[:, None] if self.counted else None
-        return some, mask
-
-
-class _Side:
-    """Features, labels or weights: makes this item of a batch from its arrays."""
-
-    def __init__(
-        self,
-        name: str,
-        asked: Names | None,
-        made: Sequence[NamedColumns],
-        groups: Sequence[int | None],
-        adaptor: Adaptor | None,
-    ) -> None:
-        self._name, self._adaptor = name, adaptor
-        self.standard: Standard | None = None
-        self._alone = isinstance(asked, str)
-        sizes = iter(groups)
-        self.columns: list[_Input] = []
-        for request in made:
-            own = [next(sizes) for _ in request.names]
-            if request.stacked and any(size is not None for size in own):
-                group = next(n for n, size in zip(request.names, own, strict=True) if size is not None)
-                raise ConfigurationError(
-                    f"{name}={asked!r}: {group!r} is a group, which cannot be one of several columns of an "
-                    "input; name its datasets"
-                )
-            count = sum(1 if size is None else size for size in own)
-            self.columns.append(
-                _Input(count, stacked=request.stacked, grouped=not request.stacked and own[0] is not None)
-            )
-
-    def assemble(self, arrays: Iterator[Array], rows: int) -> Any:
-        made, masks = self.raw(arrays, rows)
-        return made if self.standard is None else self.standard.applied(made, masks)
-
-    def raw(self, arrays: Iterator[Array], rows: int) -> tuple[Any, list[Array | None]]:
-        """Return this item before it is standardised, and what of its inputs is no filling."""
-        some: list[Array] = []
-        masks: list[Array | None] = []
-        for columns in self.columns:
-            inputs, mask = columns.made(arrays)
-            some += inputs
-            masks += [mask] * len(inputs)
-            if columns.masked and mask is not None:
-                some.append(mask)
-                masks.append(None)
-        first = self.columns[0]
-        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else tuple(some)
-        return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
-
-    def _adapted(self, made: Any, rows: int) -> Any:
-        assert self._adaptor is not None  # the caller checks it
-        try:
-            with stage("adapt"):
-                made = self._adaptor(made)
-        except Exception as error:
-            raise ConfigurationError(
-                f"adapt_{self._name} failed on {plural(rows, 'sample')}, {_described(made)}, with "
-                f"{type(error).__name__}: {error}; correct it, and test it with "
-                f"`HDF5Source(...).take(0, {rows})`"
-            ) from error
-        lengths = list(_lengths(made))
-        if not lengths or set(lengths) != {rows}:
-            raise ConfigurationError(
-                f"adapt_{self._name} got {plural(rows, 'sample')} and returned {_shown(lengths)}; return "
-                "an array, or a list, tuple or dictionary of arrays, with one row for each sample"
-            )
-        return made
-
-
-def _side_by_side(info: FileInfo, columns: Sequence[Field]) -> Field:
-    """Return the field of columns as the last axis of one array: of floats, if one of them is of floats."""
-    first = columns[0]
-    for one in columns:
-        if one.shape != first.shape or (one.name in info.ragged) != (first.name in info.ragged):
-            raise ConfigurationError(
-                f"{info.path}: {first.name} has samples of {first.shape}, {one.name} of {one.shape}; columns "
-                "of one input must be alike: name them apart"
-            )
-    floats = [one.dtype for one in columns if one.dtype.kind == "f"]
-    kind = np.result_type(*(floats or [one.dtype for one in columns]))
-    return Field(",".join(one.name for one in columns), (*first.shape, len(columns)), kind)
-
-
-def _padded_field(info: FileInfo, field: Field, pad: int | None) -> Field:
-    """Return the field of a ragged column whose rows are brought to one length."""
-    if pad is None:
-        raise ConfigurationError(
-            f"{info.path}: {field.name} has rows of unequal length; pass pad=N (--pad N) to bring them to "
-            "that length, with zeros at the end, or name another column"
-        )
-    return Field(field.name, (whole_number("pad", pad, 1), *field.shape), field.dtype)
-
-
 def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:
     try:
         return kind.names(path, locking)
@@ -722,25 +554,3 @@ def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:
             f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample"
         )
     return found.astype(np.int64)
-
-
-def _described(arrays: Any) -> str:
-    several = arrays if isinstance(arrays, tuple) else (arrays,)
-    return " and ".join(f"{array.dtype}{list(array.shape)}" for array in several)
-
-
-def _lengths(made: Any) -> Iterator[int | None]:
-    """Yield the number of rows of each array in `made`; None for an item that is not an array."""
-    if isinstance(made, Mapping):
-        made = list(made.values())
-    if isinstance(made, list | tuple):
-        for one in made:
-            yield from _lengths(one)
-    else:
-        shape = getattr(made, "shape", ())
-        yield int(shape[0]) if shape else None
-
-
-def _shown(lengths: Sequence[int | None]) -> str:
-    listed = sorted({"no array" if length is None else f"{length} rows" for length in lengths})
-    return " and ".join(listed) or "nothing"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["Array", "Arrays", "Field", "Source"]
+__all__ = ["Array", "Arrays", "Field", "RaggedSource", "Source"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -78,6 +78,16 @@ class Source(Protocol):
 
     def assemble(self, arrays: Sequence[Array]) -> Any:
         """Return a batch for the training, made from the arrays of some samples."""
+
+
+class RaggedSource(Source, Protocol):
+    """Samples whose rows have unequal lengths, filled up to one."""
+
+    def row_lengths(self, arrays: Sequence[Array]) -> npt.NDArray[np.int64]:
+        """Return how many entries each row has in its longest ragged column."""
+
+    def without_filling(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the arrays of a batch, ragged columns cut to their longest row."""
 
 
 class Arrays:

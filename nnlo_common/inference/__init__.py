@@ -24,7 +24,8 @@ from nnlo_common.inference._rows import (
     source_of,
 )
 from nnlo_common.inference._running import Watch
-from nnlo_common.inference._tile_run import TileKeywords, TileOptions, TileResult, infer_over_tiles
+from nnlo_common.inference._tile_options import TileKeywords, TileOptions
+from nnlo_common.inference._tile_run import TileResult, infer_over_tiles
 
 __all__ = [
     "ArraySource",
