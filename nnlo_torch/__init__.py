@@ -25,7 +25,7 @@ from nnlo_torch._advise import advise
 from nnlo_torch._checkpoint import Checkpoint
 from nnlo_torch._ema import EMA
 from nnlo_torch._gpu import device
-from nnlo_torch._hdf5 import Batches, H5Batches, H5Dataset, Samples
+from nnlo_torch._hdf5 import Batches, H5Batches, H5Dataset, Samples, nested
 from nnlo_torch._inference import infer_tiles, predict
 from nnlo_torch._iterable import ShardIterable
 from nnlo_torch._lars import LARC, LARS
@@ -55,6 +55,7 @@ __all__ = [
     "device",
     "epochs_per_rank",
     "infer_tiles",
+    "nested",
     "optimize",
     "predict",
     "scale_lr",

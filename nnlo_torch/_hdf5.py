@@ -29,7 +29,7 @@ from nnlo_torch._participation import Participation
 from nnlo_torch._training_of import can_lease, group_fact, member_of, training_of
 from nnlo_torch._wrapper import Wrapper
 
-__all__ = ["Batches", "H5Batches", "H5Dataset", "Samples", "tensors_of"]
+__all__ = ["Batches", "H5Batches", "H5Dataset", "Samples", "nested", "tensors_of"]
 
 
 class Samples(torch.utils.data.Dataset[Any]):
@@ -332,3 +332,30 @@ def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(_changed(one, change) for one in batch)
     return change(batch)
+
+
+def nested(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return rows of unequal length without their filling, as a nested tensor of layout `torch.jagged`.
+
+    Linear layers, norms and `scaled_dot_product_attention` of PyTorch compute with it on the entries alone.
+
+    Args:
+        rows: filled up to one length, as `Batches` with `pad=` and `mask=True` gives them.
+        mask: true where a row has an entry.
+
+    Raises:
+        ConfigurationError: the mask does not fit the rows.
+
+    Example:
+        >>> rows, mask = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[True, True], [True, False]])
+        >>> [row.tolist() for row in nested(rows[..., None], mask).unbind()]
+        [[[1.0], [2.0]], [[3.0]]]
+    """
+    if mask.dtype != torch.bool or mask.ndim != 2 or rows.shape[:2] != mask.shape:
+        raise ConfigurationError(
+            f"nested: the rows have the shape {list(rows.shape)}, and the mask {mask.dtype} "
+            f"{list(mask.shape)}; give a mask of true and false for the first two axes of the rows"
+        )
+    ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
+    found: torch.Tensor = torch.nested.nested_tensor_from_jagged(rows[mask], ends, max_seqlen=mask.shape[1])
+    return found
