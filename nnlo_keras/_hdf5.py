@@ -41,8 +41,8 @@ class Batches(keras.utils.PyDataset):
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. The format follows from
-            their names: HDF5, ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or columns in
-            memory, by name: objects with a length whose slices are arrays.
+            their names: HDF5, ROOT (``file.root:tree``), Parquet and those of the page on data. Or columns
+            in memory, by name: objects with a length whose slices are arrays.
         shard: False: all samples on each rank, for validation_data.
         servers: as in the wrapper.
         group_size: as in the wrapper. A rank of a group that has a batch less than the others gets one of

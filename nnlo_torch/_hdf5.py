@@ -113,8 +113,8 @@ class Batches(torch.utils.data.IterableDataset[Any]):
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. The format follows from
-            their names: HDF5, ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or columns in
-            memory, by name: objects with a length whose slices are arrays.
+            their names: HDF5, ROOT (``file.root:tree``), Parquet and those of the page on data. Or columns
+            in memory, by name: objects with a length whose slices are arrays.
         evaluation: divide the samples among all ranks, servers included, for `optimizer.evaluate`; begins no
             epoch and shuffles nothing.
         optimizer: the wrapper of this training; None: the one made last.

@@ -105,6 +105,8 @@ class Declared:
         if kind is float:
             low = f"above {self.above}" if self.least is None else f"at least {self.least}"
             return low + (", finite" if self.below == math.inf else f" and below {self.below}")
+        if kind is str:
+            return "a text"
         return "True or False" if kind is bool else " or ".join(map(repr, texts))
 
     def holds(self, value: object) -> bool:
@@ -117,6 +119,8 @@ class Declared:
         if kind is float:
             low = is_number(value) and (value > self.above if self.least is None else value >= self.least)
             return low and is_number(value) and bool(value < self.below)
+        if kind is str:
+            return isinstance(value, str)
         return isinstance(value, bool | np.bool_) if kind is bool else not texts
 
     def exact(self, value: Any) -> Any:
@@ -142,9 +146,9 @@ def declared(holder: type) -> Mapping[str, Declared]:
 
 @functools.cache
 def _parts(annotation: Any) -> tuple[type | None, tuple[str, ...], bool]:
-    """Return the type of numbers that an annotation allows, the texts, and whether None is one."""
+    """Return the type of values that an annotation allows, the texts, and whether None is one."""
     union = typing.get_origin(annotation) in (UnionType, typing.Union)
     kinds = typing.get_args(annotation) if union else (annotation,)
     texts = tuple(text for one in kinds if typing.get_origin(one) is Literal for text in typing.get_args(one))
-    kind = next((one for one in kinds if one in (int, float, bool)), None)
+    kind = next((one for one in kinds if one in (int, float, bool, str)), None)
     return kind, texts, NoneType in kinds

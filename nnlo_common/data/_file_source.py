@@ -100,7 +100,7 @@ class FileSource:
 
     Args:
         files: see `list_files`. The format of a file follows from its name, else from its first bytes: HDF5,
-            ROOT (``file.root:tree``), Parquet, Arrow, Zarr, .npy and .npz. Or a dictionary of columns in
+            ROOT (``file.root:tree``), Parquet and those of the page on data. Or a dictionary of columns in
             memory: objects with a length whose slices are arrays.
         features: the name of a column (in HDF5 of a dataset) with a row for each sample. An HDF5 or Zarr
             group means all datasets in it, in alphabetical order, as several inputs; so do several names, in

@@ -60,8 +60,8 @@ def optimize(
             same time: for samplers too slow for the blocks.
         folds: trains each trial once per fold, each time validating on another part of the data (see
             `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
-        sampler: "bayesian", "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any
-            Optuna sampler; None: the study's own.
+        sampler: "bayesian", "random" or another name of the page on searches, or any Optuna sampler; None:
+            the study's own.
         seed: seeds the named samplers and `trial.seed`, which is the same whichever block trains a trial.
         lockstep: whether the search repeats bit for bit with as many blocks, at any pace: each trial is
             chosen with the same results known. A block that is ahead waits for the others.

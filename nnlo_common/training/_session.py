@@ -109,6 +109,8 @@ class Session:
         over: the training is over.
         before_epoch_ends: called when this worker ends its epoch.
         before_close: called before this rank leaves, while it may still ask.
+        sends_gradients: workers send gradients; otherwise their optimizers run there.
+        gradient_made: is given each gradient of this worker before it is sent.
 
     Args:
         algorithm: how workers and centre exchange.
@@ -156,6 +158,8 @@ class Session:
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
+        self.sends_gradients = self._runs != "worker"
+        self.gradient_made: Callable[[FlatVector], object] | None = None
         self._started = self._epoch_open = self._resumed_in_epoch = self._loaded = self._rounds_over = False
         self._samples = self._samples_before = self._steps_in_epoch = self._epochs = 0
         self._known_options = options.read()
@@ -279,12 +283,14 @@ class Session:
         """
         self.start()
         worker = self.worker
-        if self._runs == "worker":
+        if not self.sends_gradients:
             self.model.check()
         else:
             with span("pack", "gradient"):
                 self.model.collect()
                 change_gradient()
+            if self.gradient_made is not None:
+                self.gradient_made(self.model.gradient)
         if local_step is None:
             self.shown.take_up()
         self.broken = True  # until the step is done: after a step that fails half-way, do not leave normally
@@ -339,11 +345,11 @@ class Session:
                 self.before_epoch_ends()
             self.worker.count_samples(self._samples)
             self._bring_buffers()
-            contributes = self._runs != "worker"  # then the epoch's end exchanges and moves the parameters
-            if contributes:
+            # Then the epoch's end exchanges and moves the parameters.
+            if self.sends_gradients:
                 self.shown.take_up()
             self._part.end_epoch()
-            if contributes:
+            if self.sends_gradients:
                 self._show()
             self._epochs += 1
             self._samples_before, self._steps_in_epoch = self._samples, 0

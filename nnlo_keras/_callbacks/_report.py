@@ -9,8 +9,16 @@ from typing import Any
 
 import keras
 
-from nnlo_common import TrainingReport
-from nnlo_common.plugin import FactsWriter, StepProfiler, begin_torch_profile, span
+from nnlo_common import FlatVector, TrainingReport
+from nnlo_common.plugin import (
+    FactsWriter,
+    GradientHistogram,
+    StepProfiler,
+    begin_torch_profile,
+    span,
+    warn,
+    whole_number,
+)
 from nnlo_keras._callbacks._rank_callback import Driver, RankCallback, numbers
 
 __all__ = ["Report", "begin_profile"]
@@ -58,6 +66,9 @@ class Report(RankCallback):
             writes into run/ranks/profile.rank1 and so on. Servers make no steps.
         limit_mb: the most that each rank's trace takes; it keeps the latest events.
         every_s: seconds between two looks at memory and processor; in a long run they become rarer.
+        gradients: write down how large the values of each layer's gradient are, in the first and then every
+            so many of those that this rank sends; 0: never. A process alone sends none, and neither do
+            algorithms whose optimizer runs on the workers, such as EASGD.
 
     Example:
         >>> import json, tempfile
@@ -82,8 +93,10 @@ class Report(RankCallback):
         profile: str | None = None,
         limit_mb: float = 100.0,
         every_s: float = 1.0,
+        gradients: int = 0,
     ) -> None:
         super().__init__()
+        self._every = whole_number("gradients", gradients, 0)
         self.folder, self._config, self._profile = Path(folder), config, profile
         self._profiler: StepProfiler | None = None
         self._options: dict[str, Any] = {"timeline": timeline, "limit_mb": limit_mb, "every_s": every_s}
@@ -92,7 +105,8 @@ class Report(RankCallback):
         self._test: Any = span("validate")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Report:
-        return type(self)(self.folder, config=self._config, profile=self._profile, **self._options)
+        options = {**self._options, "gradients": self._every}
+        return type(self)(self.folder, config=self._config, profile=self._profile, **options)
 
     def before_part(self, distribute: Driver) -> None:
         """Begin to write, before this rank waits for others."""
@@ -163,6 +177,13 @@ class Report(RankCallback):
             rank, size = (0, 1) if team is None else (team.rank, team.size)
             self._profiler = StepProfiler(self._profile, self.folder, rank, size, begin_profile)
         self._facts.end_with(self)
+        if not self._every:
+            return
+        if team is None or not team.sends_gradients:
+            who = "a process alone" if team is None else type(team.algorithm).__name__
+            warn(f"Report(gradients={self._every}) writes down gradients that are sent, but {who} sends none")
+        else:
+            team.gradient_made = _GradientWatch(self._facts, self._every).look
 
     def _close(self) -> None:
         if self._profiler is not None:
@@ -171,12 +192,36 @@ class Report(RankCallback):
         if self._facts is not None:
             self._facts.close()
             self._facts = None
+        if self.team is not None:
+            self.team.gradient_made = None
 
     def _batches_served(self) -> int:
         assert self.distribute is not None  # only servers call this
         total = self.distribute.report.samples  # Distribute reports batches as samples
         batches, self._served = total - self._served, total
         return batches
+
+
+class _GradientWatch:
+    """Writes down the size of gradients now and then.
+
+    Args:
+        facts: the writer.
+        every: gradients between two looks.
+    """
+
+    def __init__(self, facts: FactsWriter, every: int) -> None:
+        self._facts, self._every, self._made = facts, every, 0
+
+    def look(self, gradient: FlatVector) -> None:
+        """Look at a gradient before it is sent."""
+        if self._made % self._every == 0:
+            found = {}
+            for segment in gradient.layout.segments:
+                found[segment.name] = histogram = GradientHistogram()
+                histogram.add(gradient.vector[segment.place])
+            self._facts.gradients(self._made, found)
+        self._made += 1
 
 
 class _BatchCount:

@@ -220,7 +220,7 @@ class MPITuner(HookedTuner):
     Args:
         hypermodel: a function that builds a model, or a `HyperModel`.
         oracle: one of `keras_tuner.oracles`, or a sampler as in `nnlo_keras.optimize`: "bayesian",
-            "evolutionary", "random", "grid", "qmc", "tpe", "gp", "cmaes", "nsgaii" or any Optuna sampler.
+            "random" or another name of the page on searches, or any Optuna sampler.
         objective: the objective of a sampler, as for any oracle; an oracle of keras-tuner has its own.
         max_trials: the number of trials of a sampler.
         seed: seeds a sampler.

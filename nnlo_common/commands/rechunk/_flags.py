@@ -16,8 +16,8 @@ def add_rechunk(commands: Any) -> None:
         "rechunk",
         help="rewrite files of samples, of any format, as HDF5 files that read fast",
         description="Rewrite files of samples as HDF5 files that read fast: HDF5 with other chunks or "
-        "another filter, with all that is in them; ROOT (FILE:TREE), Parquet, Arrow, Zarr, .npy and .npz "
-        "with their columns of numbers. It says how fast each file reads before and after.",
+        "another filter, with all that is in them; other formats with their columns of numbers. It says "
+        "how fast each file reads before and after.",
     )
     one.add_argument("files", nargs="+", metavar="FILE", help="paths, patterns or list files")
     one.add_argument("--to", required=True, metavar="FOLDER", help="the folder of the new files")

@@ -24,6 +24,7 @@ from nnlo_common.commands.train._option import (
     options_of,
 )
 from nnlo_common.data._memory_cache import CACHES, CacheKind
+from nnlo_common.data.formats._found import listed_formats
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
 from nnlo_common.training.report._profiled_steps import ProfiledSteps
@@ -240,8 +241,8 @@ class Settings:
 
     train: tuple[str, ...] = option(
         DATA,
-        "files to train on: paths, patterns or list files, of HDF5, ROOT (FILE:TREE), Parquet, Arrow, Zarr, "
-        ".npy, .npz or WebDataset; else get_train()",
+        f"files to train on: paths, patterns or list files, of {listed_formats()}; of a ROOT file FILE:TREE; "
+        "else get_train()",
         "FILE",
         (),
     )

@@ -18,10 +18,21 @@ from nnlo_common.data.formats._webdataset import WebDataset
 from nnlo_common.data.formats._zarr import Zarr
 from nnlo_common.data.hdf5._format import HDF5
 
-__all__ = ["FORMATS", "format_of"]
+__all__ = ["FORMATS", "format_of", "listed_formats"]
 
 #: Each format of files. HDF5 is that of a file of which nothing else is known.
 FORMATS: Sequence[Format] = (HDF5(), Parquet(), Arrow(), ROOT(), Zarr(), NPY(), NPZ(), WebDataset())
+
+
+def listed_formats() -> str:
+    """Return the names of all formats, for a sentence.
+
+    Example:
+        >>> listed_formats().startswith("HDF5, Parquet")
+        True
+    """
+    *titles, last = (one.title for one in FORMATS)
+    return f"{', '.join(titles)} or {last}"
 
 
 def format_of(files: Sequence[str] | Mapping[str, Any]) -> Format:
