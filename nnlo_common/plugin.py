@@ -65,7 +65,6 @@ from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.simulation import Advice
-from nnlo_common.simulation._probe import GradientHistogram
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
@@ -136,7 +135,6 @@ __all__ = [
     "FileBatches",
     "FileSource",
     "Files",
-    "GradientHistogram",
     "GradientSum",
     "Group",
     "GroupRank",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from nnlo_common.plugin import (
     FactsWriter,
-    GradientHistogram,
     StepProfiler,
     begin_torch_profile,
     whole_number,
@@ -102,11 +101,12 @@ class Report:
         optimizer._joint.at_end.append(facts.close)
         facts.end_with(self)
         if gradients:
-            watch = _GradientWatch(optimizer, facts, gradients)
-            optimizer._joint.at_end.append(optimizer.register_step_pre_hook(watch.look).remove)
+            look, layers = facts.gradient_watch(gradients), _named_gradients(optimizer)
+            hook = optimizer.register_step_pre_hook(lambda *_: look(layers))
+            optimizer._joint.at_end.append(hook.remove)
         if profiler is not None:
-            hook = optimizer.register_step_post_hook(lambda *_: profiler.end_step())
-            optimizer._joint.at_end += [profiler.close, hook.remove]
+            ended = optimizer.register_step_post_hook(lambda *_: profiler.end_step())
+            optimizer._joint.at_end += [profiler.close, ended.remove]
 
     def epoch(
         self, scores: Mapping[str, float] | None = None, *, own: Mapping[str, float] | None = None
@@ -134,32 +134,18 @@ class Report:
         self._facts.close()
 
 
-class _GradientWatch:
-    """Writes down the size of gradients now and then.
+def _named_gradients(optimizer: Wrapper) -> Callable[[], Iterator[tuple[str, Any]]]:
+    """Return what yields the name of each parameter and its gradient."""
+    names = {id(one): name for module in optimizer._modules() for name, one in module.named_parameters()}
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    named = [(names.get(id(one), f"parameter {at}"), one) for at, one in enumerate(parameters)]
 
-    Args:
-        optimizer: the wrapper.
-        facts: the writer.
-        every: steps between two looks.
-    """
+    def gradients() -> Iterator[tuple[str, Any]]:
+        for name, one in named:
+            if one.grad is not None:
+                yield name, one.grad.detach().reshape(-1).float().cpu().numpy()
 
-    def __init__(self, optimizer: Wrapper, facts: FactsWriter, every: int) -> None:
-        self._facts, self._every, self._steps = facts, every, 0
-        names = {id(one): name for module in optimizer._modules() for name, one in module.named_parameters()}
-        parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        self._named = [(names.get(id(one), f"parameter {at}"), one) for at, one in enumerate(parameters)]
-
-    def look(self, *_: Any) -> None:
-        """Look at the gradients before a step."""
-        if self._steps % self._every == 0:
-            found = {}
-            for name, parameter in self._named:
-                if parameter.grad is not None:
-                    histogram = GradientHistogram()
-                    histogram.add(parameter.grad.detach().reshape(-1).float().cpu().numpy())
-                    found[name] = histogram
-            self._facts.gradients(self._steps, found)
-        self._steps += 1
+    return gradients
 
 
 def _numbers(scores: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import keras
 from nnlo_common import FlatVector, TrainingReport
 from nnlo_common.plugin import (
     FactsWriter,
-    GradientHistogram,
     StepProfiler,
+    Vector,
     begin_torch_profile,
     span,
     warn,
@@ -183,7 +184,8 @@ class Report(RankCallback):
             who = "a process alone" if team is None else type(team.algorithm).__name__
             warn(f"Report(gradients={self._every}) writes down gradients that are sent, but {who} sends none")
         else:
-            team.gradient_made = _GradientWatch(self._facts, self._every).look
+            look = self._facts.gradient_watch(self._every)
+            team.gradient_made = lambda gradient: look(partial(_layers, gradient))
 
     def _close(self) -> None:
         if self._profiler is not None:
@@ -202,26 +204,10 @@ class Report(RankCallback):
         return batches
 
 
-class _GradientWatch:
-    """Writes down the size of gradients now and then.
-
-    Args:
-        facts: the writer.
-        every: gradients between two looks.
-    """
-
-    def __init__(self, facts: FactsWriter, every: int) -> None:
-        self._facts, self._every, self._made = facts, every, 0
-
-    def look(self, gradient: FlatVector) -> None:
-        """Look at a gradient before it is sent."""
-        if self._made % self._every == 0:
-            found = {}
-            for segment in gradient.layout.segments:
-                found[segment.name] = histogram = GradientHistogram()
-                histogram.add(gradient.vector[segment.place])
-            self._facts.gradients(self._made, found)
-        self._made += 1
+def _layers(gradient: FlatVector) -> Iterator[tuple[str, Vector]]:
+    """Yield the name of each weight and its gradient."""
+    for segment in gradient.layout.segments:
+        yield segment.name, gradient.vector[segment.place]
 
 
 class _BatchCount:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.metadata
+import itertools
 import math
 import os
 import platform
@@ -13,14 +14,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._spans import Finished, Spans, record, recorder
 from nnlo_common.cluster._hosts import ClockOffset, describe_here
 from nnlo_common.data._memory_cache import cached_mb
@@ -33,6 +35,9 @@ from nnlo_common.training.report._trace_file import Trace, trace_path
 from nnlo_common.training.report._usage import Usage, gpus_here
 
 __all__ = ["FactsWriter", "RankPlace", "versions"]
+
+#: Returns the name of each layer and its gradient, if they are looked at.
+Layers: TypeAlias = Callable[[], Iterable[tuple[str, Vector]]]
 
 # -- place of a rank in its training: what the first line of its facts tells ---------------------------
 
@@ -316,18 +321,28 @@ class FactsWriter:
             "staleness": staleness,
         }
 
-    def gradients(self, step: int, layers: Mapping[str, GradientHistogram]) -> None:
-        """Write how large the values of each layer's gradient are.
+    def gradient_watch(self, every: int) -> Callable[[Layers], None]:
+        """Return what writes how large the values of each layer's gradient are, now and then.
+
+        It is called with each gradient.
 
         Args:
-            step: of this rank, from 0.
-            layers: their histograms, by name.
+            every: gradients between two looks.
         """
-        told = {
-            name: {"zeros": one.zeros, "counts": {str(exponent): n for exponent, n in one.counts.items()}}
-            for name, one in layers.items()
-        }
-        self._file.add("gradients", step=step, layers=told)
+        made = itertools.count()
+
+        def look(layers: Layers) -> None:
+            if (step := next(made)) % every:
+                return
+            told = {}
+            for name, values in layers():
+                histogram = GradientHistogram()
+                histogram.add(values)
+                counts = {str(exponent): n for exponent, n in histogram.counts.items()}
+                told[name] = {"zeros": histogram.zeros, "counts": counts}
+            self._file.add("gradients", step=step, layers=told)
+
+        return look
 
     def _look(self) -> None:
         """Write samples of the usage, and the trace, until the training ends; in a thread."""
