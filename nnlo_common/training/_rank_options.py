@@ -1,8 +1,9 @@
 """Options of a rank: what a user says of the ranks of a training, declared once and passed whole.
 
-A new option is a field here and the place that uses it. The wrappers of both frameworks, `Participant`,
-`nnlo train`, the comparison of ranks before a start, saved configurations and the stubs for editors take it
-from the declaration.
+A new option is a field here, with its type in `RankArguments`, and the place that uses it: `join` in
+`_joining.py` knows role and plan of every rank. The wrappers of both frameworks and what Keras saves of them,
+`Participant`, `nnlo train`, the comparison of ranks before a start and the stubs for editors take it from the
+declaration.
 """
 
 from __future__ import annotations
