@@ -248,7 +248,7 @@ def test_a_pass_that_is_left_early_is_ended(kind, tmp_path):
 
     with MemoryCluster(4) as cluster:
         server, *workers = cluster.run(program, timeout_s=100)
-    # Without the size of all samples a worker takes three times its own: of batches of 10 those are 40, 40, 23.
+    # Without the size of all samples a worker takes three times its own, which are 40, 40 and 23.
     first, last = (SIZE, SIZE) if kind == "file" else (3 * 23, 3 * 40)
     assert server[2].progress >= (EPOCHS - 1) * first + last
     for given, batches, _ in workers:
