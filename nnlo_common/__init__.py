@@ -39,6 +39,7 @@ from nnlo_common.inference import (
     Figure,
     Prediction,
     PredictOptions,
+    ResultOptions,
     TileOptions,
     TileResult,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "ProtocolError",
     "RMSprop",
     "ROC",
+    "ResultOptions",
     "SGD",
     "Segment",
     "StartupError",

@@ -23,7 +23,7 @@ from nnlo_common.inference._rows import (
     predict_rows,
     source_of,
 )
-from nnlo_common.inference._running import Watch
+from nnlo_common.inference._running import ResultOptions, Watch
 from nnlo_common.inference._tile_options import TileKeywords, TileOptions
 from nnlo_common.inference._tile_run import TileResult, infer_over_tiles
 
@@ -37,6 +37,7 @@ __all__ = [
     "PredictOptions",
     "Prediction",
     "ROC",
+    "ResultOptions",
     "TileKeywords",
     "TileOptions",
     "TileResult",

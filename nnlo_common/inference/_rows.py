@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ from nnlo_common.inference._pieces import Following, run_pieces
 from nnlo_common.inference._running import (
     PiecesOut,
     RecordedJob,
+    ResultKeywords,
+    ResultOptions,
     Watch,
     agreed,
     array_share,
@@ -167,23 +169,18 @@ class ArraySource:
         """Do nothing."""
 
 
-class PredictKeywords(Reading, total=False):
+class PredictKeywords(Reading, ResultKeywords, total=False):
     """Options of `PredictOptions` and of reading files, for callers that pass them on."""
 
     batch_size: int
     keep: Sequence[str] | Mapping[str, Any]
     apply: Callable[[Any], Any] | None
     figures: Mapping[str, Figure]
-    dtype: Literal["float16", "float32", "float64"] | None
-    compression: str | None
-    overwrite: bool
-    part: str | None
-    progress: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictOptions:
-    """Options of a prediction.
+class PredictOptions(ResultOptions):
+    """Options of a prediction, beside those of `ResultOptions`.
 
     Attributes:
         batch_size: samples that the model gets at once.
@@ -191,13 +188,6 @@ class PredictOptions:
         apply: a function of the outputs of a batch, NumPy arrays in the model's structure; what it returns is
             written.
         figures: figures of merit over all samples, by name; see `nnlo_common.Figure`.
-        dtype: of the floats that are written; None: as the model has them.
-        compression: of an .h5 file, "gzip" or "lzf".
-        overwrite: remove an earlier result.
-        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
-            completes the file.
-        progress: print how far it is.
-        watch: is told how far it is, too.
 
     Example:
         >>> PredictOptions(batch_size=1000, dtype="float16").batch_size
@@ -208,19 +198,12 @@ class PredictOptions:
     keep: Sequence[str] | Mapping[str, Any] = ()
     apply: Callable[[Any], Any] | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    dtype: Literal["float16", "float32", "float64"] | None = None
-    compression: str | None = None
-    overwrite: bool = False
-    part: str | None = None
-    progress: bool = False
-    watch: Watch = Watch()  # noqa: RUF009 - it has no state
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
         if self.apply is not None and not callable(self.apply):
             raise ConfigurationError(f"apply={self.apply!r:.60} is not a function; give one of the outputs")
-        if self.dtype not in (None, "float16", "float32", "float64"):
-            raise ConfigurationError(f"dtype={self.dtype!r}: give float16, float32 or float64, or nothing")
+        super().__post_init__()
         wrong = [name for name, one in self.figures.items() if not isinstance(one, Figure)]
         if wrong:
             raise ConfigurationError(

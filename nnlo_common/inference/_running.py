@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy.typing as npt
 
@@ -25,6 +26,8 @@ __all__ = [
     "PieceProgress",
     "RecordedJob",
     "PiecesOut",
+    "ResultKeywords",
+    "ResultOptions",
     "Watch",
     "WriteQueue",
     "agreed",
@@ -265,6 +268,46 @@ class Watch:
 
     def pieces(self, done: int, pieces: int) -> None:
         """Take note, on the first rank, of how many pieces are written by all ranks."""
+
+
+class ResultKeywords(TypedDict, total=False):
+    """Options of `ResultOptions`, for callers that pass them on."""
+
+    dtype: Literal["float16", "float32", "float64"] | None
+    compression: str | None
+    overwrite: bool
+    part: str | None
+    progress: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """How the result of a prediction or of tiles is made and written.
+
+    Attributes:
+        dtype: of the floats that are written; None: as the model has them.
+        compression: of an .h5 file, "gzip" or "lzf".
+        overwrite: remove an earlier result.
+        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
+            completes the file.
+        progress: print how far it is.
+        watch: is told how far it is, too.
+
+    Example:
+        >>> ResultOptions(dtype="float16").overwrite
+        False
+    """
+
+    dtype: Literal["float16", "float32", "float64"] | None = None
+    compression: str | None = None
+    overwrite: bool = False
+    part: str | None = None
+    progress: bool = False
+    watch: Watch = Watch()  # noqa: RUF009 - it has no state
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, "float16", "float32", "float64"):
+            raise ConfigurationError(f"dtype={self.dtype!r}: give float16, float32 or float64, or nothing")
 
 
 def teller(called: str, watch: Watch, *, progress: bool) -> Callable[[int, int], object]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Required
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.inference._object_run import ObjectOptions
 from nnlo_common.inference._objects import FoundRows, Labelling
-from nnlo_common.inference._running import Watch
+from nnlo_common.inference._running import ResultKeywords, ResultOptions
 from nnlo_common.inference._tiles import BLENDS, Blend
 
 __all__ = ["TileKeywords", "TileOptions"]
 
 
-class TileKeywords(TypedDict, total=False):
+class TileKeywords(ResultKeywords, total=False):
     """Options of `TileOptions`, for callers that pass them on."""
 
     tile: Required[int | Sequence[int]]
@@ -35,16 +35,11 @@ class TileKeywords(TypedDict, total=False):
     points: Callable[[Any], Any] | None
     boxes: Callable[[Any], Any] | None
     context: int
-    dtype: Literal["float16", "float32", "float64"] | None
-    compression: str | None
-    overwrite: bool
-    part: str | None
-    progress: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileOptions:
-    """Options of an inference by tiles.
+class TileOptions(ResultOptions):
+    """Options of an inference by tiles, beside those of `ResultOptions`.
 
     Attributes:
         tile: the shape of a tile: a number, or one for each axis.
@@ -70,13 +65,6 @@ class TileOptions:
             `out` is a .npy file of all rows, each once, in coordinates of the volume.
         boxes: find boxes: rows with the begins, then the ends, along each axis.
         context: how many voxels around a piece the function for points or boxes sees; at least a box's size.
-        dtype: of the floats that are written; None: as the model has them.
-        compression: of an .h5 file, "gzip" or "lzf".
-        overwrite: remove an earlier result.
-        part: do this part of the work only, e.g. "2/5", or "auto" in a job array of Slurm; the last job
-            completes the file.
-        progress: print how far it is.
-        watch: is told how far it is, too.
 
     Example:
         >>> TileOptions(tile=64, blend="gaussian", overlap=16).context
@@ -99,12 +87,6 @@ class TileOptions:
     points: Callable[[Any], Any] | None = None
     boxes: Callable[[Any], Any] | None = None
     context: int = 16
-    dtype: Literal["float16", "float32", "float64"] | None = None
-    compression: str | None = None
-    overwrite: bool = False
-    part: str | None = None
-    progress: bool = False
-    watch: Watch = Watch()  # noqa: RUF009 - it has no state
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
@@ -115,8 +97,7 @@ class TileOptions:
                 f"overlap={self.overlap!r}: tiles that are cropped share nothing; give margin=, or "
                 f"blend='gaussian'"
             )
-        if self.dtype not in (None, "float16", "float32", "float64"):
-            raise ConfigurationError(f"dtype={self.dtype!r}: give float16, float32 or float64, or nothing")
+        super().__post_init__()
         number = isinstance(self.reduce, int | float) and not isinstance(self.reduce, bool)
         if not (self.reduce in (None, "argmax") or number or callable(self.reduce)):
             raise ConfigurationError(
