@@ -71,7 +71,7 @@ from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
 from nnlo_common.training._model_vectors import Trained, unwired, vectors_in_turn
 from nnlo_common.training._rank_options import RankOptions
-from nnlo_common.training._rank_parts import say, speaks
+from nnlo_common.training._rank_parts import has_center, say, serves, speaks
 from nnlo_common.training._readable_options import readable
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
@@ -205,6 +205,7 @@ __all__ = [
     "epoch_order",
     "epochs_per_rank",
     "explain",
+    "has_center",
     "hold",
     "infer_over_tiles",
     "is_live",
@@ -242,6 +243,7 @@ __all__ = [
     "scale_lr",
     "seed_of",
     "seed_random",
+    "serves",
     "share",
     "spaced",
     "span",

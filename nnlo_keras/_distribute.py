@@ -391,7 +391,8 @@ class Distribute(keras.callbacks.Callback):
             "meetings": [type(one).__name__ for one in self._rank_callbacks if one.meets],
         }
         team = self._team = Session(first.algorithm, world, first.ranks, trained, same)
-        self.role = team.member.role
+        self.role = team.role
+        team.when_taking_over(self._take_over)
         warn_of_saves(self.model, team)
         training = StepMode.KEEP if grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE
         mode = StepMode.SERVE if team.serves else training
@@ -418,6 +419,13 @@ class Distribute(keras.callbacks.Callback):
             )
             error.collective = True  # all ranks have the same callbacks
             raise error
+
+    def _take_over(self) -> None:
+        """Let this rank, a spare, print and write what the server did."""
+        assert self._team is not None  # there is one that takes over
+        self.role = self._team.role
+        for one in self._rank_callbacks:
+            one.role = self.role
 
     def _prepare(self, role: str) -> None:
         for one in self._rank_callbacks:

@@ -17,6 +17,7 @@ def use_gpu(
     *,
     servers: int = 1,
     sub_servers: int | Literal["host"] = 0,
+    spares: int = 0,
     server_gpu: bool = False,
     world: RankWorld | None = None,
 ) -> int | None:
@@ -30,6 +31,7 @@ def use_gpu(
     Args:
         servers: the number of servers, as of the wrapper.
         sub_servers: the number of sub-servers, as of the wrapper.
+        spares: the number of spares, as of the wrapper.
         server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
@@ -40,7 +42,7 @@ def use_gpu(
         >>> number = use_gpu()
         >>> model = keras.Sequential([keras.layers.Dense(1)])
     """
-    number = own_gpu(world or launched(), servers, sub_servers, server_gpu=server_gpu)
+    number = own_gpu(world or launched(), servers, sub_servers, spares=spares, server_gpu=server_gpu)
     return number if _USES[keras.backend.backend()](number) else None
 
 

@@ -227,7 +227,7 @@ class GroupExchanges(Exchanges):
         """Without a server: replace the metrics by the means over all ranks; add the lead's validation."""
         if logs is None:
             return
-        found, leads = numbers(logs), speaks(self._team.member.role)
+        found, leads = numbers(logs), speaks(self._team.role)
         trained = {name: value for name, value in found.items() if not name.startswith("val_")}
         held = {name: value for name, value in found.items() if name not in trained} if leads else {}
         logs.update(self._team.mean(trained, self._weight))

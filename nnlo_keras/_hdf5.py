@@ -49,6 +49,7 @@ class Batches(keras.utils.PyDataset):
             another rank again, which has no weight. With servers=0 `assignment="dynamic"` is the same as
             "static".
         sub_servers: as in the wrapper.
+        spares: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
         options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
             `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
@@ -78,6 +79,7 @@ class Batches(keras.utils.PyDataset):
         servers: int = 1,
         group_size: int | None = None,
         sub_servers: int | Literal["host"] = 0,
+        spares: int = 0,
         world: RankWorld | None = None,
         **options: Unpack[BatchOptions],
     ) -> None:
@@ -89,7 +91,8 @@ class Batches(keras.utils.PyDataset):
         world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
         self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
-            topology = planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
+            given = RankOptions(servers=servers, group_size=group_size, spares=spares)
+            topology = planned(world, given, sub_servers)
             assignment = topology.assignment(world.rank)
             ranks = sum(map(len, topology.cells[0].groups))
             size = self._group_size = group_size or (1 if servers else ranks)

@@ -123,7 +123,7 @@ class SequenceFeed:
         state = self._data.state(0 if taken is None and team is None else taken)
         if self._leases is not None:
             state["leases"] = self._leases.left()
-        if self._data.dynamic and team is not None and team.member.role == "server 0":
+        if self._data.dynamic and team is not None and team.role == "server 0":
             state["ledger"] = self._data.ledger(team).state()
         return state
 

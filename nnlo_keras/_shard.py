@@ -46,7 +46,7 @@ def warn_of_data(team: Session) -> None:
     given = arguments_of_fit()
     mark = 0 if team.serves else _mark(given.get("x"), given.get("y"))
     seen = team.agree(as_values(mark), weight=0.0 if team.serves else 1.0)
-    if not speaks(team.member.role):
+    if not speaks(team.role):
         return
     workers = team.share[1]
     if workers > 1 and all_same(seen):
@@ -78,6 +78,7 @@ def shard(
     servers: int = 1,
     group_size: int | None = None,
     sub_servers: int | Literal["host"] = 0,
+    spares: int = 0,
     world: RankWorld | None = None,
 ) -> Any:
     """Return this rank's share of the training data; every sample goes to exactly one worker.
@@ -102,6 +103,7 @@ def shard(
         servers: as in the wrapper.
         group_size: as in the wrapper.
         sub_servers: as in the wrapper.
+        spares: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
@@ -110,7 +112,8 @@ def shard(
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        part = _Part.of(world, servers, group_size, sub_servers)
+        ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
+        part = _Part.of(world, ranks, sub_servers)
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
@@ -157,14 +160,12 @@ class _Part:
     serves: bool
 
     @classmethod
-    def of(
-        cls, world: RankWorld, servers: int, group_size: int | None, sub_servers: int | Literal["host"]
-    ) -> _Part:
+    def of(cls, world: RankWorld, given: RankOptions, sub_servers: int | Literal["host"]) -> _Part:
         """Return the part of a rank."""
-        topology = planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
+        topology = planned(world, given, sub_servers)
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
         ranks = sum(map(len, cell.groups))
-        size = group_size or (1 if servers else ranks)
+        size = given.group_size or (1 if given.servers else ranks)
         if assignment.worker is None:
             return cls(0, ranks, size, serves=True)
         # As the core's `Member.share`: the ranks of a group come as far apart as they can.

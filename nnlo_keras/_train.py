@@ -19,7 +19,7 @@ from nnlo_common.plugin import (
     Stopping,
     Trainer,
     brief,
-    launched,
+    has_center,
     parsed_json,
     read_whole,
     speaks,
@@ -108,8 +108,7 @@ class KerasTrainer(Trainer):
             self._inner.learning_rate = self.learning_rate * scale
         options = {**settings.ranks.given(), **settings.algorithm}
         wrapper = getattr(nnlo_keras, plan.wrapper)(plan.by_layers(self._inner, nnlo_keras), **options)
-        ranks: dict[str, Any] = {"servers": settings.ranks.servers, "group_size": settings.ranks.group_size}
-        ranks["sub_servers"] = settings.sub_servers
+        ranks = settings.places
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
         self._open(Batches, ranks, {"shuffle": False, "shard": False})
         # With weights in the files metrics are weighted, too.
@@ -118,8 +117,11 @@ class KerasTrainer(Trainer):
         self._model.compile(optimizer=wrapper, **self._compiled)
         self._note_metrics(self._tried(*plan.data.first()))
         self._distribute = nnlo_keras.Distribute()
-        world = launched()
-        self.role = "alone" if world is None else wrapper.topology(world).assignment(world.rank).title
+
+    @property
+    def role(self) -> str:
+        """This rank's part: "alone", "server 0", "worker 0", ..."""
+        return self._distribute.role
 
     def probed(self) -> KerasProbed:
         """Return what `nnlo advise` asks of the training."""
@@ -228,7 +230,7 @@ class _Ending(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Look at the metrics; those of a worker do not count."""
-        if not speaks(self._distribute.role):
+        if not has_center(self._distribute.role):
             return
         if self._stopping.see({name: float(value) for name, value in (logs or {}).items()}):
             synchronise(self.model)

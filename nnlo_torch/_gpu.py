@@ -15,6 +15,7 @@ def device(
     *,
     servers: int = 1,
     sub_servers: int | Literal["host"] = 0,
+    spares: int = 0,
     server_gpu: bool = False,
     world: RankWorld | None = None,
 ) -> torch.device:
@@ -28,13 +29,14 @@ def device(
     Args:
         servers: the number of servers, as of the wrapper.
         sub_servers: the number of sub-servers, as of the wrapper.
+        spares: the number of spares, as of the wrapper.
         server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Example:
         >>> model = torch.nn.Linear(3, 1).to(device())
     """
-    number = own_gpu(world or launched(), servers, sub_servers, server_gpu=server_gpu)
+    number = own_gpu(world or launched(), servers, sub_servers, spares=spares, server_gpu=server_gpu)
     if number is None or not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(number)

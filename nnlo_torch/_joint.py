@@ -133,6 +133,12 @@ class JointTraining:
             return self.members
         return [self.members[index] for index in self.centers[0].stepped]
 
+    def take_over(self) -> None:
+        """Let this rank, a spare, print and write what the server did."""
+        assert self.team is not None  # there is one that takes over
+        for one in self.members:
+            one.role = self.team.role
+
     def told(self, scores: dict[str, float]) -> dict[str, float]:
         """Keep scores for a report, and return them."""
         self.scores |= scores

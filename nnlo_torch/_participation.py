@@ -18,6 +18,7 @@ from nnlo_common.plugin import (
     Periodic,
     Query,
     Session,
+    has_center,
     say,
     span,
     speaks,
@@ -375,7 +376,7 @@ class Participation:
         Returns:
             The future result; None on ranks that do nothing.
         """
-        if not speaks(self.role):
+        if not has_center(self.role):
             return None
         future = start(validate, model, then, wait=self._team is None)
         self._asides.append(future)

@@ -23,6 +23,7 @@ from nnlo_common.plugin import (
     RatePlan,
     RunPlan,
     Trainer,
+    has_center,
     npz_arrays,
     read_whole,
     readable_file,
@@ -373,9 +374,13 @@ class TorchTrainer(Trainer):
         settings = self._settings
         options = {"model": self._model, **settings.ranks.given(), **settings.algorithm}
         self._wrapper = make(self._plan.by_layers(self._optimizer, nnlo_torch), **options)
-        self.role = self._wrapper.role
         if settings.rates:
             self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)
+
+    @property
+    def role(self) -> str:
+        """This rank's part: "alone", "server 0", "worker 0", ..."""
+        return "alone" if self._wrapper is None else self._wrapper.role
 
     def probed(self) -> TorchProbed:
         """Return what `nnlo advise` asks of the training."""
@@ -476,7 +481,7 @@ class TorchTrainer(Trainer):
             with optimizer.evaluation():
                 for batch in self._val or ():
                     measured.add(batch, self._measure(batch))
-                if self._stopping.by is not None and speaks(self.role):
+                if self._stopping.by is not None and has_center(self.role):
                     weights = _copied(self._model.state_dict())
         if self._val is not None:
             means = self._of_weights(optimizer.mean(measured.means(), measured.samples))

@@ -282,7 +282,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         modules = self._modules()
         joint.team, joint.flat_model = join_team(joint, world, modules)
         for one in joint.members:
-            one.rank, one.size, one.role = world.rank, world.size, joint.team.member.role
+            one.rank, one.size, one.role = world.rank, world.size, joint.team.role
+        joint.team.when_taking_over(joint.take_over)
         if not self._steps_here and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         if self.serves:

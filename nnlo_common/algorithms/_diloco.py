@@ -22,7 +22,7 @@ class DiLoCoWorker(LocalSGDWorker):
     """Send c_old - x, the displacement of the round; x <- c."""
 
     saved = ("clock", "gathered", "anchor")
-    absorbs_parts = False
+    absorbs_parts = keeps_own = False
 
     def __init__(self, size: int, *, every: int, pipeline: int = 0) -> None:
         super().__init__(every=every, pipeline=pipeline)

@@ -33,6 +33,8 @@ _TIED = "a sub-server's centre belongs to its own workers; continue with as many
 class ElasticWorker(WorkerRule):
     """Send x; receive the elastic difference E = alpha (x - c); x <- x - E."""
 
+    keeps_own = True
+
     def __init__(self, *, every: int, exchange_first: bool, pipeline: int = 0) -> None:
         super().__init__(pipeline=pipeline)
         self.every, self.exchange_first = every, exchange_first

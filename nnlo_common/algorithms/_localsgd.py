@@ -25,7 +25,7 @@ TOPK_OF_ROUNDS = (
 class LocalSGDWorker(WorkerRule):
     """Send x; x <- mean."""
 
-    keeps_progress = True
+    keeps_progress = keeps_own = True
 
     def __init__(self, *, every: int, warmup: int = 0, pipeline: int = 0) -> None:
         super().__init__(pipeline=pipeline)

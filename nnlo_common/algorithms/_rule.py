@@ -154,12 +154,15 @@ class WorkerRule(Stateful, ABC):
         exchange_first: the exchange comes before the local optimizer's step, not after it.
         pipeline: how many replies may be in flight when the next step begins.
         refreshes: every epoch begins at the centre after all workers' last epoch.
+        keeps_own: the worker goes on with its own parameters when another rank takes the server's place.
     """
 
     saved: ClassVar[tuple[str, ...]] = ("clock", "gathered")
     given_sums: bool = False
     exchange_first: bool = False
     refreshes: ClassVar[bool] = False
+    # Whether a worker goes on with its own parameters where another rank takes the server's place.
+    keeps_own: ClassVar[bool] = False
     # Whether the worker's moves since a request are added to its late reply, so that they are kept.
     keeps_progress: ClassVar[bool] = False
     # Whether `incoming` takes one part of a reply after the other.

@@ -24,18 +24,21 @@ GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
 _LOG = logging.getLogger(__name__)
 
 
-def train_turns(servers: int, sub_servers: int | Literal["host"] = 0, *, server_gpu: bool = True) -> GpuTurns:
+def train_turns(
+    servers: int, sub_servers: int | Literal["host"] = 0, *, spares: int = 0, server_gpu: bool = True
+) -> GpuTurns:
     """Return the turns of a training: the ranks of a host take GPUs in turn, workers first.
 
     Args:
         servers: the number of server ranks.
         sub_servers: that of sub-servers; "host": one on each host.
+        spares: that of spares.
         server_gpu: whether servers take a turn, too.
     """
 
     def turns(places: Sequence[Place]) -> list[int | None]:
         hosts = [place.host for place in places]
-        topology = Topology.of_training(hosts, servers=servers, sub_servers=sub_servers)
+        topology = Topology.of_training(hosts, servers=servers, sub_servers=sub_servers, spares=spares)
         found = topology.gpus(places)
         serves = [one.role.serves and not server_gpu for one in topology.assignments]
         return [None if out else gpu for out, gpu in zip(serves, found, strict=True)]
@@ -130,7 +133,12 @@ def _log_choice(here: Place, gpu: int | None) -> None:
 
 
 def own_gpu(
-    world: RankWorld | None, servers: int, sub_servers: int | Literal["host"] = 0, *, server_gpu: bool
+    world: RankWorld | None,
+    servers: int,
+    sub_servers: int | Literal["host"] = 0,
+    *,
+    spares: int = 0,
+    server_gpu: bool,
 ) -> int | None:
     """Choose this rank's GPU for a training (collective); return its number among those it sees.
 
@@ -141,6 +149,7 @@ def own_gpu(
             chosen one.
         servers: the number of server ranks.
         sub_servers: that of sub-servers; "host": one on each host.
+        spares: that of spares.
         server_gpu: whether servers use one, too.
     """
     if world is None:
@@ -149,6 +158,6 @@ def own_gpu(
     if world.of_trial:
         return None if world.rank < servers and not server_gpu else _Choice.gpu
     places = gathered_places(world.gather_text)
-    gpu = train_turns(servers, sub_servers, server_gpu=server_gpu)(places)[world.rank]
+    gpu = train_turns(servers, sub_servers, spares=spares, server_gpu=server_gpu)(places)[world.rank]
     _log_choice(places[world.rank], gpu)
     return gpu

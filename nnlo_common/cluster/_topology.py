@@ -38,7 +38,7 @@ __all__ = ["Arrangement", "Assignment", "Cell", "Role", "Topology"]
 
 # -- arrangement of ranks into servers, workers, groups and blocks: the arithmetic, and its errors -----
 #     world = [1 coordinator, with blocks only] + blocks x folds x cell
-#     cell  = servers + W groups x group_size ranks,  W = 1, 2, 3, ...
+#     cell  = servers + W groups x group_size ranks + spares,  W = 1, 2, 3, ...
 #     tree  = 1 server + sub_servers x (1 sub-server + W workers),  W = 1, 2, 3, ...
 #
 # Exception: a single rank under the default arrangement has no server and trains alone, so that a script
@@ -55,6 +55,7 @@ class Arrangement:
         folds: cells of one block, each for another fold of the data.
         blocks: trials trained in parallel; 0 trains one model and needs no coordinator.
         sub_servers: servers between the one server and the workers; 0: workers exchange with the server.
+        spares: ranks that serve in a server's place when it has died.
 
     Example:
         >>> [size for size in range(1, 14) if Arrangement(blocks=2, group_size=2).fits(size)]
@@ -66,13 +67,26 @@ class Arrangement:
     folds: int = 1
     blocks: int = 0
     sub_servers: int = 0
+    spares: int = 0
 
     def __post_init__(self) -> None:
-        least = {"servers": 0, "group_size": 1, "folds": 1, "blocks": 0, "sub_servers": 0}
+        least = {"servers": 0, "group_size": 1, "folds": 1, "blocks": 0, "sub_servers": 0, "spares": 0}
         for name, number in least.items():
             whole_number(name, getattr(self, name), number)
         if self.sub_servers:
             self._check_tree()
+        if self.spares:
+            self._check_spares()
+
+    def _check_spares(self) -> None:
+        """Refuse where no spare can take a server's place."""
+        others = {"servers": self.servers != 1, "group_size": self.group_size != 1}
+        others |= {"sub_servers": self.sub_servers > 0, "blocks": self.blocks > 0, "folds": self.folds > 1}
+        for name in [name for name, given in others.items() if given]:
+            raise ConfigurationError(
+                f"spares={self.spares} with {name}={getattr(self, name)} is not possible: a spare takes the "
+                f"place of a training's only server. Leave spares or {name} out"
+            )
 
     def _check_tree(self) -> None:
         """Refuse what a tree of servers cannot have."""
@@ -92,12 +106,19 @@ class Arrangement:
             )
 
     def __str__(self) -> str:
-        names = ("blocks", "folds", "servers", "group_size", *(("sub_servers",) if self.sub_servers else ()))
+        also = [name for name in ("sub_servers", "spares") if getattr(self, name)]
+        names = ("blocks", "folds", "servers", "group_size", *also)
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     @classmethod
     def of_training(
-        cls, size: int, *, servers: int = 1, group_size: int | None = None, sub_servers: int = 0
+        cls,
+        size: int,
+        *,
+        servers: int = 1,
+        group_size: int | None = None,
+        sub_servers: int = 0,
+        spares: int = 0,
     ) -> Arrangement:
         """Return the arrangement of one training on ``size`` ranks.
 
@@ -106,6 +127,7 @@ class Arrangement:
             servers: how many of them serve the centre.
             group_size: ranks of one worker; None: 1, or all ranks without a server.
             sub_servers: how many serve between the one server and the workers.
+            spares: how many wait to serve in the place of a dead server; a single rank needs none.
 
         Raises:
             ConfigurationError: there would be several workers without a server.
@@ -116,7 +138,8 @@ class Arrangement:
         """
         if group_size is None:
             group_size = size if servers == 0 and size > 1 else 1
-        arrangement = cls(servers=servers, group_size=group_size, sub_servers=sub_servers)
+        spares = spares if size > 1 else 0
+        arrangement = cls(servers=servers, group_size=group_size, sub_servers=sub_servers, spares=spares)
         if servers == 0 and group_size != size:
             arrangement.check(size)
             raise ConfigurationError(
@@ -178,6 +201,9 @@ def _obstacle(size: int, arrangement: Arrangement) -> str:
     if servers:
         steps.append(f"{ranks} - {_count(servers, 'server')} = {_count(ranks - servers, 'worker rank')}")
         ranks -= servers
+    if spares := arrangement.spares:
+        steps.append(f"{ranks} - {_count(spares, 'spare')} = {_count(ranks - spares, 'worker rank')}")
+        ranks -= spares
     if ranks < group_size:
         return f"{_chain(steps)}, fewer than group_size={group_size}"
     if ranks % group_size:
@@ -202,14 +228,14 @@ def _ways_out(size: int, arrangement: Arrangement) -> str:
     if arrangement.sub_servers:
         fewer = f", or ask for at most {(size - 1) // 2}" if size > 2 else ""
         return f"Start at least {1 + 2 * arrangement.sub_servers} ranks{fewer}."
-    fixed = bool(arrangement.blocks) + arrangement.cells * arrangement.servers
+    fixed = bool(arrangement.blocks) + arrangement.cells * arrangement.servers + arrangement.spares
     stride = arrangement.cells * arrangement.group_size
     below = (size - fixed) // stride
     sizes = sorted({fixed + max(groups, 1) * stride for groups in (below, below + 1)})
     changes = []
     for name in ("servers", "group_size", "folds", "blocks"):
         now = getattr(arrangement, name)
-        if (name, now) in (("folds", 1), ("blocks", 0)):
+        if (name, now) in (("folds", 1), ("blocks", 0)) or arrangement.spares:
             continue  # do not suggest a search to a user who trains one model
         distances = [
             (abs(value - now), value)
@@ -241,13 +267,14 @@ class Role(enum.Enum):
     COORDINATOR = "coordinator"  # assigns the trials of a search; only with blocks
     SERVER = "server"  # holds a shard of its cell's centre
     SUB_SERVER = "sub-server"  # serves the workers of its branch, and exchanges with the server
+    SPARE = "spare"  # holds a copy of the server's state, and serves when it has died
     WORKER = "worker"  # trains, and exchanges with the servers for its group
     MEMBER = "member"  # trains, and exchanges within its group only
 
     @property
     def serves(self) -> bool:
         """Whether it holds a centre for others, and does not train."""
-        return self in (Role.SERVER, Role.SUB_SERVER)
+        return self in (Role.SERVER, Role.SUB_SERVER, Role.SPARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +291,7 @@ class Assignment:
         worker: index of its logical worker within the cell; None if it does not train.
         member: index within that logical worker; None if it does not train.
         branch: index of its sub-server's branch in a tree; None outside of one.
+        spare: index among the spares; None if it is none.
 
     Example:
         >>> assignment = Topology.plan(3).assignment(2)
@@ -279,6 +307,7 @@ class Assignment:
     worker: int | None = None
     member: int | None = None
     branch: int | None = None
+    spare: int | None = None
 
     @property
     def title(self) -> str:
@@ -290,6 +319,8 @@ class Assignment:
             return f"worker {self.worker}, member {self.member}"
         if self.role is Role.SUB_SERVER:
             return f"sub-server {self.branch}"
+        if self.role is Role.SPARE:
+            return f"spare {self.spare}"
         if self.shard is None:
             return f"worker {self.worker}"
         return f"server {self.shard}" if self.role is Role.SERVER else "lead"
@@ -306,6 +337,7 @@ class Cell:
         servers: the server ranks, by shard; empty where the workers hold the shards themselves.
         groups: the ranks of every logical worker, leading rank first.
         branches: in a tree, the ranks of every branch, its sub-server first; else empty.
+        spares: the ranks that serve in the place of a dead server, in this order.
 
     Example:
         >>> cell = Topology.plan(6, Arrangement(servers=2, group_size=2)).cells[0]
@@ -319,6 +351,7 @@ class Cell:
     servers: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
     branches: tuple[tuple[int, ...], ...] = ()
+    spares: tuple[int, ...] = ()
 
     @property
     def sub_servers(self) -> tuple[int, ...]:
@@ -342,7 +375,8 @@ class Cell:
     @property
     def ranks(self) -> tuple[int, ...]:
         """All its ranks, in order."""
-        ranks = (*self.servers, *self.sub_servers, *(rank for group in self.groups for rank in group))
+        trains = (rank for group in self.groups for rank in group)
+        ranks = (*self.servers, *self.sub_servers, *trains, *self.spares)
         return tuple(sorted(ranks)) if self.branches else ranks
 
     @property
@@ -406,6 +440,7 @@ class Topology:
         servers: int = 1,
         group_size: int | None = None,
         sub_servers: int | Literal["host"] = 0,
+        spares: int = 0,
     ) -> Topology:
         """Give each rank its role in one training.
 
@@ -415,6 +450,7 @@ class Topology:
             group_size: ranks of one worker; None: 1, or all ranks without a server.
             sub_servers: how many serve between the one server and the workers; "host": one on each host,
                 but not on that of the server if it is alone there.
+            spares: how many wait to serve in the place of a dead server: the last ranks.
 
         Example:
             >>> tree = Topology.of_training(["a", "a", "a", "b", "b"], sub_servers="host")
@@ -423,7 +459,9 @@ class Topology:
         """
         number = len(_hosts_of_branches(hosts)) if sub_servers == "host" else sub_servers
         size = len(hosts)
-        arranged = Arrangement.of_training(size, servers=servers, group_size=group_size, sub_servers=number)
+        arranged = Arrangement.of_training(
+            size, servers=servers, group_size=group_size, sub_servers=number, spares=spares
+        )
         return cls.plan(size, arranged, hosts)
 
     def assignment(self, rank: int) -> Assignment:
@@ -484,7 +522,8 @@ class Topology:
             return "coordinator"
         cell = self.cell_of(assignment.rank)
         if assignment.role.serves:
-            number = len(cell.servers if assignment.role is Role.SERVER else cell.branches)
+            of_role = {Role.SERVER: cell.servers, Role.SUB_SERVER: cell.branches, Role.SPARE: cell.spares}
+            number = len(of_role[assignment.role])
             return f"{assignment.title} of {number}"
         title = f"worker {assignment.worker}"
         if cell.branches:
@@ -537,6 +576,8 @@ def _violations(topology: Topology) -> Iterator[str]:
         yield "the shards of a cell are numbered from 0"
     if any(len(cell.branches) != wanted.sub_servers for cell in cells):
         yield "every cell has the sub-servers asked for"
+    if any(len(cell.spares) != wanted.spares for cell in cells):
+        yield "every cell has the spares asked for"
     if topology.assignments != tuple(_assignments(topology.coordinator, cells)):
         yield "the assignments say what the cells say"
 
@@ -548,13 +589,15 @@ def _cells(size: int, arrangement: Arrangement) -> Iterator[Cell]:
     servers = min(arrangement.servers, length - 1)  # fewer than requested only for a single rank
     for index in range(arrangement.cells):
         start = first + index * length
-        leaders = range(start + servers, start + length, arrangement.group_size)
+        end = start + length - arrangement.spares
+        leaders = range(start + servers, end, arrangement.group_size)
         yield Cell(
             index=index,
             block=index // arrangement.folds if arrangement.blocks else None,
             fold=index % arrangement.folds,
             servers=tuple(range(start, start + servers)),
             groups=tuple(tuple(range(rank, rank + arrangement.group_size)) for rank in leaders),
+            spares=tuple(range(end, start + length)),
         )
 
 
@@ -610,6 +653,8 @@ def _assignments(coordinator: int | None, cells: Sequence[Cell]) -> Iterator[Ass
                 role = Role.WORKER if leads else Role.MEMBER
                 held = worker if leads and not cell.servers else None
                 yield replace(common, rank=rank, role=role, shard=held, worker=worker, member=member)
+        for spare, rank in enumerate(cell.spares):
+            yield replace(common, rank=rank, role=Role.SPARE, spare=spare)
 
 
 def _of_tree(cell: Cell, common: Assignment) -> Iterator[Assignment]:

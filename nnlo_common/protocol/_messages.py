@@ -54,6 +54,8 @@ class Kind(enum.IntEnum):
     """Server: the worker was silent for too long, and the others continue without it."""
     SAMPLE = 18
     """Worker: coordinates of its next contribution, of all shards. One way."""
+    COPY = 19
+    """Server, to a spare: a piece of the server's state. Answered by ACK."""
 
 
 #: Requests that get no reply.
@@ -71,6 +73,7 @@ WITH_VECTOR = frozenset(
         Kind.ASK,
         Kind.ANSWER,
         Kind.SAMPLE,
+        Kind.COPY,
     }
 )
 
@@ -83,13 +86,14 @@ class Message(NamedTuple):
         sender: the rank that sent it.
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
-        clock: requests: the sender's steps; replies: the centre's commits.
+        clock: requests: the sender's steps, but `epochs` in a JOIN that is `again`; replies: the centre's
+            commits.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
             replies.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
-            DROPPED.
+            DROPPED, as `views` in a JOIN that is `again`.
         shard: the shard it is about.
-        stop: replies: finish training now.
+        stop: replies: finish training now; read it as `again` in JOIN.
         mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
             kind.
         samples: requests: the number of samples the sender has taken so far; read it as `progress` in
@@ -145,6 +149,21 @@ class Message(NamedTuple):
     def keeps_parameters(self) -> bool:
         """JOIN: the worker keeps its own parameters."""
         return self.mark
+
+    @property
+    def again(self) -> bool:
+        """JOIN: the worker had joined a server that has died, and goes on with the rank that replaces it."""
+        return self.kind is Kind.JOIN and self.stop
+
+    @property
+    def epochs(self) -> int:
+        """JOIN that is `again`: the epochs that the worker has finished."""
+        return self.clock
+
+    @property
+    def views(self) -> int:
+        """JOIN that is `again`: how often the worker has viewed the centre together with all others."""
+        return int(self.scalar)
 
     @property
     def refreshes(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -34,11 +35,13 @@ from nnlo_common.protocol._query_messages import (
     NoteQuery,
     Query,
     ReadLedgerQuery,
+    ReturnQuery,
     SampledData,
     read_answer,
     read_query,
     written,
 )
+from nnlo_common.protocol._returning import Record, Returned, Returns, leases_told, means_told
 from nnlo_common.protocol._waiting_requests import heed, refusal
 
 __all__ = [
@@ -95,7 +98,10 @@ class QueryService:
         self.handlers: dict[type[Query[Any]], Callable[[int, Any], Answers]] = {
             LeaveQuery: self._leave,
             GoodbyeQuery: self._goodbye,
+            ReturnQuery: self._return,
         }
+        self._returns: Returns | None = None
+        self._held: dict[int, Query[Any]] = {}  # until all ranks have told what they have had
         self._parts: list[QueryHandler] = []
         self._taking_part = set(members)
         self._waiting: dict[int, Received] = {}
@@ -128,6 +134,15 @@ class QueryService:
         query = read_query(self.handlers, message.vector, f"the query from rank {message.sender}")
         self._waiting[message.sender] = event
         return self._take(message.sender, query)
+
+    def take_over(self, own: ReturnQuery) -> list[Action]:
+        """Take over from a dead service: hear from all ranks what they have had before any query is answered.
+
+        Args:
+            own: what this rank has had itself.
+        """
+        self._returns = Returns(self.present)
+        return self.tell(self._return(self.rank, own)[1:])
 
     def drop(self, rank: int, after_s: float) -> list[Action]:
         """Treat a rank as dead though it may ask again; return the actions to perform.
@@ -172,7 +187,40 @@ class QueryService:
         return [self._waiting.pop(rank)] if rank in self._waiting else []
 
     def _take(self, rank: int, query: Query[Any]) -> list[Action]:
-        return self.tell(self.handlers[type(query)](rank, query))
+        returns = self._returns
+        if returns is not None and returns.awaited and not isinstance(query, ReturnQuery):
+            self._held[rank] = query
+            return []
+        return self.tell(self._answered(rank, query))
+
+    def _answered(self, rank: int, query: Query[Any]) -> Answers:
+        missed = None if self._returns is None else self._returns.missed(rank, query)
+        return self.handlers[type(query)](rank, query) if missed is None else [(rank, missed)]
+
+    def _return(self, rank: int, told: ReturnQuery) -> Answers:
+        if self._returns is None:
+            raise ProtocolError(
+                f"rank {rank} returns to rank {self.rank}, which has not taken over the query service"
+            )
+        self._returns.take(rank, told)
+        return [(rank, Answer()), *self._go_on()]
+
+    def _go_on(self) -> Answers:
+        """Once all ranks have told what they have had, answer the queries that have come meanwhile."""
+        if self._returns is None or self._returns.awaited:
+            return []
+        told, self._returns.told = self._returns.told, {}
+        answers: Answers = []
+        for rank, one in sorted(told.items()):
+            for part in self._parts:
+                if isinstance(part, Returned):
+                    part.returned(rank, one)
+            if one.left:
+                answers += self._without(rank)
+        held, self._held = self._held, {}
+        for rank, query in sorted(held.items()):
+            answers += self._answered(rank, query)
+        return answers
 
     def _leave(self, rank: int, query: LeaveQuery | GoodbyeQuery) -> Answers:  # noqa: ARG002 - a handler's
         return [(rank, Answer()), *self._without(rank)]
@@ -185,7 +233,12 @@ class QueryService:
         if rank not in self._taking_part:
             return []
         self._taking_part.discard(rank)
-        return [answer for part in self._parts for answer in part.gone(rank, lost=lost)]
+        answers = [answer for part in self._parts for answer in part.gone(rank, lost=lost)]
+        if self._returns is not None and rank in self._returns.awaited:
+            self._held.pop(rank, None)
+            self._returns.forget(rank)
+            answers += self._go_on()
+        return answers
 
 
 class QueryClient:
@@ -207,6 +260,9 @@ class QueryClient:
         self._expected: type[Answer] | None = None
         self._room: Vector = np.zeros(QUERY_NUMBERS + numbers, np.float32)
         self._sequence = 0
+        self._query: Query[Any] = Query()  # the last
+        self._record = Record()
+        self._returning = 0  # the sequence of the `ReturnQuery` that is not answered; 0: none
 
     @property
     def busy(self) -> bool:
@@ -215,9 +271,33 @@ class QueryClient:
 
     def ask(self, query: Query[Any]) -> list[Action]:
         """Ask; `answer` will hold the answer."""
-        vector = written(query, self._room)
-        self.answer, self._expected = None, query.answered_by()
+        self._query, self.answer, self._expected = query, None, query.answered_by()
+        return [] if self._returning else self._send(query)
+
+    def return_to(self, service: int) -> list[Action]:
+        """Go on with the rank that has taken over from a dead service; then an open query is asked again."""
+        self.service = service
+        actions = self._send(self._record.told())
+        self._returning = self._sequence
+        return actions
+
+    @property
+    def returning(self) -> bool:
+        """Whether a rank that has taken over has not answered yet."""
+        return self._returning > 0
+
+    def told(self) -> ReturnQuery:
+        """Return what this rank has had, for a service on this rank itself."""
+        return self._record.told()
+
+    @property
+    def open(self) -> Query[Any] | None:
+        """The query that is not answered."""
+        return self._query if self.busy else None
+
+    def _send(self, query: Query[Any]) -> list[Action]:
         self._sequence += 1
+        vector = written(query, self._room)
         message = Message(Kind.ASK, self.rank, self._sequence, shard=self.shard, vector=vector)
         return [Send(self.service, message)]
 
@@ -232,6 +312,10 @@ class QueryClient:
             return []
         message, expected = event.message, self._expected
         heed(message, self.rank)
+        if self._returning and message.kind is Kind.ANSWER and message.sequence == self._returning:
+            self._returning = 0
+            released = Release(message.sender, event.frame)
+            return [released, *(self._send(self._query) if self.busy else ())]
         is_answer = message.kind is Kind.ANSWER and message.sequence == self._sequence
         if not is_answer or message.vector is None or expected is None:
             raise ProtocolError(
@@ -240,6 +324,7 @@ class QueryClient:
         numbers = message.vector.copy()  # the frame goes back to the transport
         self.answer = read_answer(expected, numbers, f"the answer from rank {message.sender}")
         self._expected = None
+        self._record.take(self._query, self.answer)
         return [Release(self.service, event.frame)]
 
 
@@ -330,6 +415,13 @@ class EpochMeans:
                 parts.pop(rank, None)
         return self._ready()
 
+    def returned(self, rank: int, told: ReturnQuery) -> None:
+        """Take up the means that a rank has had."""
+        if (had := means_told(told)) is not None:
+            self._means[had[0]] = had[1]
+        if told.ended:
+            self._expected.discard(rank)
+
     def _ready(self) -> Answers:
         for epoch in sorted(set(self._waiting.values()) - self._means.keys()):
             parts = self._parts.get(epoch, {})
@@ -405,6 +497,23 @@ class Notes:
         """Keep the worker's notes."""
         return []
 
+    def state(self) -> State:
+        """Return the notes of each rank and epoch."""
+        return {
+            str(rank): {str(epoch): [dict(note.values), note.weight] for epoch, note in by_epoch.items()}
+            for rank, by_epoch in self._notes.items()
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._notes = {
+            int(rank): {
+                int(epoch): NoteQuery(epoch=int(epoch), values=values, weight=weight)
+                for epoch, (values, weight) in by_epoch.items()
+            }
+            for rank, by_epoch in state.items()
+        }
+
     def _by_rank(self) -> list[dict[int, NoteQuery]]:
         return [self._notes[rank] for rank in sorted(self._notes)]
 
@@ -445,6 +554,7 @@ class Leasing:
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
         self._workers, self._patient, self._may_wait = set(workers), patient, patient
         self._ledgers: dict[str, Leases] = {}
+        self._data: dict[str, SampledData] = {}
         self._passing: set[str] = set()  # those whose epochs take several passes, which nobody waits between
         self.handlers: Handlers = {
             LeaseQuery: self._take,
@@ -472,6 +582,20 @@ class Leasing:
             else:
                 ledger.leave(rank)
         return [answer for ledger in self._ledgers.values() for answer in _ready(ledger)]
+
+    def state(self) -> State:
+        """Return all ledgers, and what each divides, for a rank that takes over."""
+        return {name: [astuple(data), self._ledgers[name].state()] for name, data in self._data.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over from another rank's leasing, from its `state`, which may be old."""
+        for data, ledger in state.values():
+            self._ledger(SampledData(*data)).restore(ledger)
+
+    def returned(self, rank: int, told: ReturnQuery) -> None:
+        """Take up what a worker has had of the ledgers that are lost."""
+        for data, epoch, used, held in leases_told(told, rank):
+            self._ledger(data).know(rank, epoch, used, held)
 
     def _take(self, rank: int, query: LeaseQuery) -> Answers:
         ledger = self._ledger(query.data)
@@ -501,7 +625,7 @@ class Leasing:
                 self._passing.add(data.sampler)
             patient = self._may_wait and not data.passes
             ledger = Leases(data.size, self._workers, unit=data.unit, patient=patient, order=data.order)
-            self._ledgers[data.sampler] = ledger
+            self._ledgers[data.sampler], self._data[data.sampler] = ledger, data
         if (ledger.size, ledger.unit, ledger.order) != (data.size, data.unit, data.order):
             raise ConfigurationError(
                 f"sampler {data.sampler!r} divides {data.size} samples ({data.order}, unit {data.unit}) on "

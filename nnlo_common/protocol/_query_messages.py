@@ -47,6 +47,7 @@ __all__ = [
     "QUERY_NUMBERS",
     "Query",
     "ReadLedgerQuery",
+    "ReturnQuery",
     "SampledData",
     "WantCheckpointQuery",
     "packed",
@@ -88,6 +89,31 @@ class LeaveQuery(Query[Answer]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodbyeQuery(Query[Answer]):
     """The sender's last query; answered at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnQuery(Query[Answer]):
+    """Tells a query service that takes over from a dead one what the sender has had; answered at once.
+
+    Attributes:
+        answered: the number of collective queries that were answered.
+        last: the last of their answers, without its numbers.
+        epoch: the epoch of the last means of an epoch; None: none.
+        means: those means.
+        ended: the sender sends no more values of epochs.
+        left: the sender takes no further part in collective queries.
+        leases: for each sampler what the sender has used and still holds.
+        numbers: those of the last answer.
+    """
+
+    answered: int
+    last: Mapping[str, Any] | None
+    epoch: int | None
+    means: Mapping[str, Any] | None
+    ended: bool
+    left: bool
+    leases: Mapping[str, Any]
+    numbers: Vector = field(default_factory=_none, compare=False)
 
 
 # -- means and copies -------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class Server:
         by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
+        commits_lost: after a `take_over`, the commits of the dead server that workers have seen and this one
+            has not.
         rate: the learning rate that replies send to workers; 0: none.
         pauses: pauses of all workers together; set `pauses.wanted` to request one.
         after_commit: called after each commit, before its replies are made; it may change the centre.
@@ -90,6 +92,7 @@ class Server:
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
+        self.commits_lost = 0
         self.after_commit: Callable[[], object] | None = None
         self.before_taking: Callable[[Message], object] = lambda message: None
         self.handled: list[int] | None = [] if record else None
@@ -274,6 +277,62 @@ class Server:
             peer.unanswered = sum(event.message.sender == rank for event in pending)
         self._waiting.contributions = pending
 
+    def copy(self) -> State:
+        """Return what another rank needs to serve in the place of this one; at any moment.
+
+        It has no requests: a worker that waits asks the other rank again.
+        """
+        return {
+            "server": {
+                "rule": self.rule.state(),
+                "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
+                "rate": self.rate,
+                "progress_at": list(self.progress_at),
+                "workers": {str(rank): peer.state() for rank, peer in sorted(self.peers.items())},
+                "pending": [],
+            },
+            "stopping": self.stopping,
+            "gone": {str(rank): one.standing.name for rank, one in self.peers.items() if one.gone},
+        }
+
+    def take_over(self, state: Mapping[str, Any], left: Iterable[int] = ()) -> None:
+        """Serve in the place of a dead server, from its `copy`; its workers join again.
+
+        A learning rate and a wish to stop that this server knows itself are kept.
+
+        Args:
+            state: the copy.
+            left: workers that have left, by what this rank has heard itself.
+        """
+        for rank in left:
+            self.peers[rank].standing = Standing.LEFT
+        rate, saved = self.rate, state["server"]
+        told = restored_peers(f"server shard {self.shard}", saved)
+        self._load_center(saved)
+        self.rate = rate or self.rate
+        self.stopping |= bool(state["stopping"])
+        self.progress_at = list(saved["progress_at"])
+        gone = {int(rank): Standing[name] for rank, name in state["gone"].items()}
+        for rank, peer in told.items():
+            if not self.peers[rank].gone:
+                peer.standing = gone.get(rank, Standing.EXPECTED)
+                self.peers[rank] = peer
+        self.awaited = len(self.peers.awaited())
+        self.rule.attend(sum(peer.standing is not Standing.LOST for peer in self.peers.values()))
+        self._warm = True  # whoever trained may go on
+        self.story.tell("takes over at clock", self.rule.clock)
+
+    def depart(self, rank: int) -> list[Action]:
+        """Wait no more for a worker that has left before it has joined again."""
+        self._depart(rank, Standing.LEFT)
+        return self._move_on()
+
+    def forget_server(self, rank: int) -> list[Action]:
+        """Wait no more for another server, which is dead."""
+        self.other_servers.pop(rank, None)
+        self._calls = [event for event in self._calls if event.message.sender != rank]
+        return self._answer_calls()
+
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Resume from the centre in a server's `state`, but with other workers.
 
@@ -308,10 +367,21 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
+        if event.message.again:
+            self._know(peer, event.message)
         if not event.message.keeps_parameters:
             peer.sequence = 0  # resumed from a saved record, but starts anew
         self._waiting.joins.append(event)
+        if event.message.again:
+            return [*self._admit(), *self._move_on()]  # others may have waited to hear where it is
         return [*self._admit(), *self.answer_pauses()]
+
+    def _know(self, peer: Peer, message: Message) -> None:
+        """Note where a worker is that goes on here after another server's death."""
+        peer.epochs, peer.views = message.epochs, message.views
+        self.commits_lost = max(self.commits_lost, message.pulled_at - self.rule.clock)
+        while len(self.progress_at) <= peer.epochs:
+            self.progress_at.append(self.rule.progress)
 
     def _contribution(self, event: Received) -> list[Action]:
         if self._at_once and not self._waiting.contributions:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,24 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One piece of the centre: its number, the rank that serves it, its part of the vector."""
+    """One piece of the centre.
+
+    Attributes:
+        index: its number.
+        server: the rank that serves it.
+        place: its part of the vector.
+        spares: the ranks that serve it when that one has died, in this order.
+    """
 
     index: int
     server: int
     place: slice
+    spares: tuple[int, ...] = ()
+
+    def without(self, rank: int) -> Shard | None:
+        """Return the shard once this rank is dead; None: nobody can serve it."""
+        servers = [one for one in (self.server, *self.spares) if one != rank]
+        return replace(self, server=servers[0], spares=tuple(servers[1:])) if servers else None
 
     def piece(self, vector: Vector) -> Vector:
         """Return that part of a vector; the vector itself if it is all of it, to send it without a copy."""
@@ -73,6 +86,7 @@ class ShardClient:
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
         sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
+        epochs: finished epochs, as the server counts them.
         outgoing_frames: with a pipeline or a packed wire, the frames of contributions, in turn.
     """
 
@@ -101,9 +115,14 @@ class ShardClient:
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.keeps_parameters = self.absorbing = False
         self.sample: Vector | None = None
+        self.epochs = 0
+        self._views = 0  # of the centre together with all others
+        self._options: Vector | None = None  # last sent
+        self._again = False  # joins a rank that has taken over
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
+        self._looks_by = Kind.PULL
         self._refreshes = False  # the worker continues from the centre it looks at
         self._look_at = 0  # the sequence of the look's request
         self._asked: deque[tuple[Kind, int]] = deque()  # requests without a reply
@@ -132,7 +151,7 @@ class ShardClient:
     @property
     def unanswered(self) -> int:
         """The number of replies still under way."""
-        return len(self._asked)
+        return len(self._asked) + (self._again and self.phase is Phase.JOINING)
 
     @property
     def gradient(self) -> Vector:
@@ -148,6 +167,26 @@ class ShardClient:
         self._expect(Phase.OUTSIDE, "join")
         self.phase = Phase.JOINING
         return [self._request(Kind.JOIN)]
+
+    def go_on_without(self, shard: Shard) -> list[Action]:
+        """Go on with the rank that has taken over from a dead server; what that one had not answered is lost.
+
+        Args:
+            shard: this shard, with the rank that serves it now.
+        """
+        released = [Release(self.shard.server, event.frame) for event in self._replies]
+        self.shard = shard
+        self.pause_cancelled |= self.pausing
+        self.pausing = self.absorbing = False
+        if self.phase not in (Phase.JOINING, Phase.TRAINING):
+            return [*released]
+        self.keeps_parameters |= self.phase is Phase.TRAINING
+        self._asked.clear()
+        self._replies.clear()
+        self._absorbed, self._sequence = self._opened, 0
+        self._again, self.phase = True, Phase.JOINING
+        self.story.tell("goes on with rank", shard.server)
+        return [*released, self._request(Kind.JOIN)]
 
     @property
     def due(self) -> Ask | None:
@@ -252,7 +291,8 @@ class ShardClient:
         message = event.message
         self.story.tell("received", message)
         if self.phase is Phase.JOINING and message.sequence == 0:
-            self._check_reply(message, Kind.ACK if self.keeps_parameters else Kind.CENTER)
+            resumes = self.keeps_parameters and not self._again
+            self._check_reply(message, Kind.ACK if resumes else Kind.CENTER)
             return self._welcome(event)
         if message.kind is Kind.PAUSED and self.pausing:
             self._check_reply(message, Kind.PAUSED)
@@ -291,10 +331,13 @@ class ShardClient:
             when_all_are_there: wait until all workers have finished as many epochs as this one.
         """
         self._expect(Phase.TRAINING, "look at the centre")
-        self._look_into = into
-        request = self._request(Kind.VIEW if when_all_are_there else Kind.PULL)
+        self._look_into, self._looks_by = into, Kind.VIEW if when_all_are_there else Kind.PULL
+        return [self._look()]
+
+    def _look(self) -> Send:
+        request = self._request(self._looks_by)
         self._look_at = self._sequence
-        return [request]
+        return request
 
     def pause(self) -> list[Action]:
         """Ask for a pause of all workers, between two steps; replies under way still arrive."""
@@ -305,6 +348,7 @@ class ShardClient:
     def options(self, values: Vector) -> list[Action]:
         """Send the server options for this worker's later contributions."""
         self._expect(Phase.TRAINING, "send options")
+        self._options = values.copy()
         return [self._request(Kind.OPTIONS, values)]
 
     def settle(self) -> list[Action]:
@@ -316,6 +360,7 @@ class ShardClient:
         self._expect(Phase.TRAINING, "finish an epoch")
         self.pause_cancelled = False
         self.progress = self.progress[0], 0
+        self.epochs += 1
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
@@ -326,7 +371,8 @@ class ShardClient:
                 f"cannot leave now: {self._opened - self._absorbed} replies are not absorbed"
             )
         self.phase = Phase.LEFT
-        return [self._request(Kind.LEAVE)]
+        request = self._request(Kind.LEAVE)
+        return [request, *(request._replace(rank=spare) for spare in self.shard.spares)]
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
@@ -334,7 +380,7 @@ class ShardClient:
         limit = self.rule.pipeline + 1
         if not 0 <= pending <= limit:
             raise AssertionError(f"broken invariant: {pending} exchanges are open; the limit is {limit}")
-        if len(self._asked) + len(self._replies) != pending + self.looking:
+        if len(self._asked) + len(self._replies) != pending + (self.looking and not self._again):
             raise AssertionError("broken invariant: each open exchange is either asked or answered")
 
     def state(self) -> State:
@@ -422,12 +468,21 @@ class ShardClient:
         self.phase = Phase.TRAINING
         message = event.message
         self._note(message)
+        again, self._again = self._again, False
         if message.vector is not None:
-            self.rule.begin(self.parameters, message.vector)
+            if not (again and self.keeps_parameters and self.rule.keeps_own):
+                self.rule.begin(self.parameters, message.vector)
             if self._wire is not None:
                 self._wire.begin(message.vector)
             self.pulled_at = message.clock
-        return [Release(self.shard.server, event.frame)]
+        return [Release(self.shard.server, event.frame), *(self._asked_again() if again else ())]
+
+    def _asked_again(self) -> Iterator[Action]:
+        """Send the rank that has taken over what the dead server knew."""
+        if self._options is not None:
+            yield self._request(Kind.OPTIONS, self._options)
+        if self._look_into is not None:
+            yield self._look()
 
     def _unpacked(self, event: Received, wire: WireEnd) -> Received:
         """Return a reply with its vector as the rule has made it."""
@@ -446,6 +501,7 @@ class ShardClient:
         assert self._look_into is not None  # look has set it
         assert event.message.vector is not None  # the reply to a pull is a CENTER
         np.copyto(self._look_into, event.message.vector)
+        self._views += self._looks_by is Kind.VIEW and not self._refreshes
         if self._refreshes:
             self.pulled_at, self._refreshes = event.message.clock, False
         self._look_into, self._look_at = None, 0
@@ -517,16 +573,17 @@ class ShardClient:
         joining = kind is Kind.JOIN
         # PAUSE takes no sequence number, so that pauses do not change the saved state.
         self._sequence += not joining and kind is not Kind.PAUSE
+        again = joining and self._again
         message = Message(
             kind,
             self.rank,
             0 if joining else self._sequence,
-            self.rule.clock,
+            self.epochs if again else self.rule.clock,
             self.pulled_at,
-            self.waited if kind is Kind.EPOCH else self._share(kind),
+            self._views if again else self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
-            False,
-            (joining and self.keeps_parameters)
+            again,
+            (joining and self.keeps_parameters and not again)
             or (kind is Kind.VIEW and self._refreshes)
             or (kind is Kind.PULL and self.looking),
             self.samples,

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
-from nnlo_common.base._errors import ConfigurationError, ProtocolError
+from nnlo_common.base._errors import ConfigurationError, PeerLostError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Wait
-from nnlo_common.protocol._shard_client import Shard, ShardClient
+from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
 from nnlo_common.protocol._waiting_requests import heed
 from nnlo_common.protocol._wire import Wire
 
@@ -176,6 +176,28 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.end_step()
 
+    def go_on_without(self, rank: int) -> Activity:
+        """Go on after the death of a rank that serves or could: with the next one that can.
+
+        Raises:
+            PeerLostError: there is none.
+        """
+        for shard_client in self.shard_clients:
+            shard, left = shard_client.shard, shard_client.shard.without(rank)
+            if left is None:
+                raise PeerLostError(rank, "a server of the centre has died")
+            if left.server == shard.server:
+                shard_client.shard = left
+            else:
+                yield from shard_client.go_on_without(left)
+        while any(shard_client.phase is Phase.JOINING for shard_client in self.shard_clients):
+            yield Wait()
+
+    def begin_after(self, epochs: int) -> None:
+        """Note that the servers count these epochs as finished, though this worker has not made them."""
+        for shard_client in self.shard_clients:
+            shard_client.epochs = epochs
+
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector.
 
@@ -327,6 +349,7 @@ class Worker:
             shard_client.load(saved)
         np.copyto(self.parameters.vector, state["parameters"])
         self._epochs = state["epochs"]
+        self.begin_after(self._epochs)
         self._sampled.load(state["sampled"])
 
     def _sample(self) -> None:

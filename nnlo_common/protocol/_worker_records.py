@@ -52,6 +52,11 @@ class Peer:
     options: Vector | None = None  # for stepping its contributions, if it has sent any
     sample: Vector | None = None  # coordinates of its next contribution, if it sends any
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has left or is lost."""
+        return self.standing not in AWAITED
+
     def state(self) -> State:
         """Return the record to resume from; a worker that has left starts anew in its epoch."""
         peer = Peer(epochs=self.epochs) if self.standing is Standing.LEFT else self
@@ -155,7 +160,7 @@ def refused(server: ServerRecords, message: Message) -> str | None:
         problem = f"sent sequence {message.sequence} after {peer.sequence}: a message was lost or doubled"
     elif peer.standing is not expected:
         problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"
-    elif message.pulled_at > server.rule.clock:
+    elif message.pulled_at > server.rule.clock and not message.again:
         problem = f"says it pulled at clock {message.pulled_at}, but the clock is only {server.rule.clock}"
     elif kind is Kind.SAMPLE:
         found = 0 if message.vector is None else message.vector.size

@@ -389,6 +389,10 @@ class MemoryWorld:
         self.reach("gather")
         return self._cluster.gather(self.rank, text)
 
+    def gather_from_living(self, text: str) -> list[str | None]:
+        """Give every rank the texts of all ranks (collective); here none has died."""
+        return [*self.gather_text(text)]
+
     def open(self, links: Sequence[Link]) -> MemoryEndpoint:
         """Open an endpoint (collective)."""
         self._opened += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -18,7 +18,7 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import Activity, Compute, Server, Shard, Wire, Worker
 from nnlo_common.testing._schedules import Schedule
-from nnlo_common.testing._virtual import VirtualCluster
+from nnlo_common.testing._virtual import ServerDeath, VirtualCluster
 
 __all__ = ["VirtualRanks", "VirtualRun", "train_virtually"]
 
@@ -87,6 +87,7 @@ def train_virtually(
     resume: Mapping[str, Any] | None = None,
     losses: Mapping[int, int] | None = None,
     drops: Mapping[int, int] | None = None,
+    deaths: Sequence[ServerDeath] = (),
     observe: Observer | None = None,
     check: bool = True,
 ) -> VirtualRun:
@@ -111,6 +112,7 @@ def train_virtually(
         losses: the ranks that die, and the number of handled requests before that.
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
+        deaths: deaths of the only server, in order; each time a rank after the workers takes its place.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
@@ -128,7 +130,9 @@ def train_virtually(
     workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
     _refuse_unused(algorithm, optimizer)
     algorithm.check(workers, servers)
-    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers)
+    if deaths and servers > 1:
+        raise ConfigurationError(f"deaths={list(deaths)!r} with servers={servers} is not possible; use one")
+    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, len(deaths))
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
     ends = {
         name: _counts_by_rank(name, given or {}, cell.ranks)
@@ -142,9 +146,18 @@ def train_virtually(
         for worker, count, start in zip(members, counts, starts, strict=True)
     }
     everyone = {worker.rank: worker for worker in members}
-    cluster = VirtualCluster(machines, everyone, programs, schedule=schedule, check=check, **ends)
+    cluster = VirtualCluster(
+        machines,
+        everyone,
+        programs,
+        schedule=schedule,
+        deaths=deaths,
+        spares=cell.make_spares(optimizer),
+        check=check,
+        **ends,
+    )
     cluster.run()
-    return VirtualRun(machines, members, cluster.trace, cluster.now_s, cluster.refused)
+    return VirtualRun(cluster.servers, members, cluster.trace, cluster.now_s, cluster.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +168,7 @@ class VirtualRanks:
     start: FlatVector
     servers: int
     workers: int
+    spares: int = 0
 
     @property
     def ranks(self) -> range:
@@ -162,10 +176,18 @@ class VirtualRanks:
         return range(self.servers, self.servers + self.workers)
 
     def shards(self) -> list[Shard]:
-        return [Shard(index, index, place) for index, place in enumerate(self.start.layout.cut(self.servers))]
+        last = self.servers + self.workers
+        spares = tuple(range(last, last + self.spares))
+        places = self.start.layout.cut(self.servers)
+        return [Shard(index, index, place, spares) for index, place in enumerate(places)]
 
     def make_servers(self, optimizer: VectorOptimizer | None) -> list[Server]:
         return [self._server(shard, optimizer) for shard in self.shards()]
+
+    def make_spares(self, optimizer: VectorOptimizer | None) -> list[Server]:
+        (shard, *_) = self.shards()
+        spares = shard.spares
+        return [self._server(replace(shard, server=rank, spares=()), optimizer) for rank in spares]
 
     def _server(self, shard: Shard, optimizer: VectorOptimizer | None) -> Server:
         mine = None if optimizer is None else fitted(optimizer, self.start.layout, shard.place)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +37,7 @@ from nnlo_common.protocol._events import given
 from nnlo_common.testing._schedules import ByTime, Interleaved, PendingRequest, RoundRobin, Schedule
 
 __all__ = [
+    "ServerDeath",
     "VirtualCluster",
     "VirtualTree",
     "advance",
@@ -294,6 +297,19 @@ class VirtualTree:
 _Channel: TypeAlias = deque[tuple[float, Received]]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerDeath:
+    """Death of the server of shard 0, whose place another rank takes.
+
+    Attributes:
+        copied: the number of requests handled by all servers when the newest copy of its state was made.
+        died: the same at its death.
+    """
+
+    copied: int
+    died: int
+
+
 class VirtualCluster:
     """Runs servers and workers' programs message by message, without threads, clocks or chance.
 
@@ -315,6 +331,8 @@ class VirtualCluster:
         losses: the ranks that die, and the number of handled requests before that.
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
+        deaths: deaths of the server of shard 0, in order; with as many `spares`.
+        spares: what serves in its place, each in turn.
         check: validate every invariant after every event.
 
     Example:
@@ -347,9 +365,13 @@ class VirtualCluster:
         schedule: Schedule | None = None,
         losses: Mapping[int, int] | None = None,
         drops: Mapping[int, int] | None = None,
+        deaths: Sequence[ServerDeath] = (),
+        spares: Sequence[Server] = (),
         check: bool = False,
     ) -> None:
         self.servers, self.workers = list(servers), dict(workers)
+        self._deaths, self._spares, self._copy = list(deaths), list(spares), self.servers[0].copy()
+        self._left: set[int] = set()  # workers that have told a spare that they leave
         self.trace: dict[int, list[int]] = {server.shard: [] for server in servers}
         self.now_s, self.refused = 0.0, list[DroppedError]()
         self._programs = dict(programs)
@@ -375,8 +397,10 @@ class VirtualCluster:
             if self._drops.get(rank) == 0:
                 self._drop(rank)
             self._advance(rank)
+        self._strike()
         while (chosen := self._choose()) is not None:
             self._serve(chosen)
+            self._strike()
         if self._programs and not pending(self._channels):
             rank = min(self._programs)
             raise PeerLostError(rank, "waits for a reply that no server will send: the protocol hangs")
@@ -384,6 +408,28 @@ class VirtualCluster:
     def _choose(self) -> PendingRequest | None:
         waiting = pending(self._channels)
         return self._schedule.choose(waiting) if waiting else None
+
+    def _strike(self) -> None:
+        """Copy the first server's state, and let it die, when it is time."""
+        handled = sum(self._handled.values())
+        if self._deaths and self._deaths[0].copied == handled:
+            self._copy = self.servers[0].copy()
+        while self._deaths and self._deaths[0].died <= handled:
+            self._deaths.pop(0)
+            self._replace_server()
+
+    def _replace_server(self) -> None:
+        """Let the next spare take the place of shard 0's server, with the newest copy."""
+        dead, self.servers[0] = self.servers[0].rank, self._spares.pop(0)
+        for rank in self.workers:
+            self._channels[0, rank].clear()
+        self.servers[0].take_over(self._copy, self._left)
+        for rank in self._lost:
+            self.servers[0].handle(Lost(rank))
+        for rank in list(self._programs):
+            left = self.workers[rank].go_on_without(dead)
+            self._programs[rank] = chain(left, self._programs[rank])
+            self._advance(rank)
 
     def elapsed_s(self, rank: int) -> float:
         """Return the virtual time of a worker (with `ByTime`)."""
@@ -438,7 +484,9 @@ class VirtualCluster:
         if self._check:
             self.workers[rank].validate()
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, Send) and action.rank in self._waiting_spares():
+                self._left.add(rank)
+            elif isinstance(action, Send):
                 event = self._carried(action.message)
                 channel = self._channels[event.message.shard, rank]
                 arrival_s = self._clock_s[rank] + self._travel_s(event)
@@ -446,6 +494,10 @@ class VirtualCluster:
                 channel.append((max(arrival_s, channel[-1][0] if channel else 0.0), event))
             elif isinstance(action, Release):
                 self._free(action.frame)
+
+    def _waiting_spares(self) -> set[int]:
+        """Return the ranks of the spares that serve nothing yet."""
+        return {spare.rank for spare in self._spares}
 
     def _lose(self, rank: int) -> None:
         self._programs.pop(rank, None)

@@ -7,7 +7,7 @@ epoch, with their update counts, and any rank can ask for the combined buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -41,10 +41,12 @@ class Collectives:
         part: this rank's part, which sends the queries.
         model: this rank's model.
         buffers: the model's buffers, if it has any.
-        speaks: this rank is the source of broadcasts.
+        speaks: returns whether this rank is the source of broadcasts.
     """
 
-    def __init__(self, part: TeamPart, model: Model, buffers: Buffers | None, *, speaks: bool) -> None:
+    def __init__(
+        self, part: TeamPart, model: Model, buffers: Buffers | None, *, speaks: Callable[[], bool]
+    ) -> None:
         self.part, self._model, self._buffers, self._speaks = part, model, buffers, speaks
         self.views = 0
 
@@ -70,7 +72,7 @@ class Collectives:
         for start in range(0, 0 if vector is None else vector.size, _PIECE):
             assert vector is not None  # the range is empty without it
             piece = vector[start : start + _PIECE]
-            query = BroadcastQuery(values={}, numbers=piece) if self._speaks else BroadcastQuery(values={})
+            query = BroadcastQuery(values={}, numbers=piece) if self._speaks() else BroadcastQuery(values={})
             np.copyto(piece, self.part.ask(query).numbers)
         return brought
 

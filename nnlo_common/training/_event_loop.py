@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -74,7 +74,7 @@ def work(
     endpoint: Endpoint,
     deliver: Callable[[Received], Iterable[Action]],
     activity: Activity,
-    servers: Collection[int],
+    lost: Callable[[int, PeerLostError | None], object],
     watch: ServerWatch,
     *,
     what: str = "work",
@@ -85,12 +85,13 @@ def work(
         endpoint: of this rank.
         deliver: takes a message.
         activity: the actions.
-        servers: the ranks whose death ends the training.
+        lost: called when a rank has died, with the error if that has broken off a message; it raises if the
+            training cannot go on.
         watch: of the servers' silence.
         what: names the activity in a trace.
 
     Raises:
-        PeerLostError: one of its servers has died, or was silent too long.
+        PeerLostError: raised by `lost`, or a server was silent too long.
     """
     with span("pack", what):
         for action in activity:
@@ -100,12 +101,15 @@ def work(
             with span("wait", what):
                 while (event := endpoint.receive(LOOK_EVERY_S)) is None:
                     watch.look()
-            if not isinstance(event, Lost):
-                watch.heard()
+            if isinstance(event, Lost):
+                lost(event.rank, None)
+                continue
+            watch.heard()
+            try:
                 with _handling(endpoint, event):
                     perform(endpoint, deliver(event.watched(watch.look, watch.heard)))
-            elif event.rank in servers:
-                raise PeerLostError(event.rank, "a server of the centre has died")
+            except PeerLostError as error:
+                lost(error.rank, error)
         # The worker may now compute for long: get its messages out first.
         with span("send", "flush"):
             endpoint.flush()

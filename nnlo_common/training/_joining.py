@@ -36,7 +36,9 @@ from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
+from nnlo_common.training._spare_rank import SpareRank
 from nnlo_common.training._stall_detector import StallDetector
+from nnlo_common.training._state_copies import PIECE
 from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
 from nnlo_common.training._worker_rank import WorkerRank
 
@@ -156,7 +158,11 @@ def planned(world: RankWorld, ranks: RankOptions, sub_servers: int | Literal["ho
         )
     hosts = world.gather_text(world.host) if sub_servers else [""] * world.size
     return Topology.of_training(
-        hosts, servers=ranks.servers, group_size=ranks.group_size, sub_servers=sub_servers
+        hosts,
+        servers=ranks.servers,
+        group_size=ranks.group_size,
+        sub_servers=sub_servers,
+        spares=ranks.spares,
     )
 
 
@@ -196,7 +202,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part)
+        Shard(index, server, part, cell.spares)
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -211,6 +217,8 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         part, server = join_tree(world, plan, cell, places, size=_buffered(plan), averages=_averages(plan))
     elif assignment.role is Role.SERVER:
         part, server = _join_as_server(world, plan, cell, shards, places)
+    elif assignment.role is Role.SPARE:
+        part, server = _join_as_spare(world, plan, cell, shards, places)
     elif cell.servers:
         part = _join_as_worker(world, plan, cell, shards, places, group=group)
     else:
@@ -282,6 +290,11 @@ def _join_as_worker(
     leads = group is None or group.index == 0
     links = [_link(plan, shard.server, shard, serving=False) for shard in shards] if leads else []
     links.append(_query_link(plan, shards, cell.servers[0], serving=False))
+    for spare in cell.spares:
+        links += [
+            _link(plan, spare, shards[0], serving=False),
+            _query_link(plan, shards, spare, serving=False),
+        ]
     parameters = plan.parameters if plan.own_parameters is None else plan.own_parameters
     worker = Worker(
         world.rank if group is None else group.group.ranks[0],
@@ -295,11 +308,13 @@ def _join_as_worker(
         given_sums=plan.given_sums,
     )
     queries = _query_client(world, plan, cell, shards)
-    hosts = {rank: places[rank].host for rank in cell.servers}
+    hosts = {rank: places[rank].host for rank in (*cell.servers, *cell.spares)}
     common: dict[str, Any] = {
         "stall_timeout_s": plan.ranks.stall_timeout_s,
         "tells": world.rank == cell.workers[0],
         "on_drop": world.cast_off,
+        "spares": cell.spares,
+        "drop": world.drop,
     }
     endpoint: Endpoint = world.open(links)
     if group is None:
@@ -325,37 +340,17 @@ def _join_as_server(
             _link(plan, shard.server, mine, serving=True),
             _link(plan, shard.server, shard, serving=False),
         ]
-    center = plan.parameters.vector[mine.place]
-    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
-    rule.in_groups(len(cell.groups[0]))
-    if others:
-        rule.share(plan.parameters.vector.size)
-    told = rule.gain_report()
-    if told is not None and told.held_bytes:
-        _LOG.info("a copy of the centre is kept to go back to: %.3g MB on this server", told.held_bytes / 1e6)
+    for spare in cell.spares:
+        links += _spare_links(plan, shards, spare, serving=True)
+    server = _server(world, plan, cell, mine, others)
     service: TrainingQueries | None = None
     if index == 0:
         asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]
         links += [_query_link(plan, shards, rank, serving=True) for rank in asking]
-        service = _service(plan, cell, shards, rule, survives_loss=world.survives_loss)
+        every = *cell.servers, *cell.spares
+        service = _service(world, plan, cell, shards, server.rule, servers=every)
     else:
         links.append(_query_link(plan, shards, cell.servers[0], serving=False))
-    server = Server(
-        rule,
-        cell.workers,
-        rank=world.rank,
-        shard=index,
-        depth=plan.algorithm.lag + 1,
-        other_servers=[shard.server for shard in others],
-        record=plan.record,
-        by_parts=True,
-        wire=Wire(plan.algorithm, plan.parameters.layout, mine.place),
-    )
-    stall_detector = StallDetector(
-        {rank: places[rank].host for rank in cell.workers},
-        stall_timeout_s=plan.ranks.stall_timeout_s,
-        tells=index == 0,
-    )
     endpoint, parameters = world.open(links), plan.parameters
     serving = ServerRank(
         endpoint,
@@ -365,21 +360,96 @@ def _join_as_server(
         others,
         queries=service or _query_client(world, plan, cell, shards),
         service=service,
-        stall_detector=stall_detector,
+        stall_detector=_stall_detector(plan, cell, places, tells=index == 0),
         drop=world.drop,
         groups=cell.groups,
+        spares=cell.spares,
     )
     return serving, server
 
 
+def _join_as_spare(
+    world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
+) -> tuple[SpareRank, Server]:
+    (shard,) = shards
+    links = _spare_links(plan, shards, shard.server, serving=False)
+    links += [_link(plan, rank, shard, serving=True) for rank in cell.workers]
+    links += [_query_link(plan, shards, rank, serving=True) for rank in cell.workers]
+    for spare in cell.spares:
+        if spare != world.rank:
+            links += _spare_links(plan, shards, spare, serving=world.rank < spare)
+    server = _server(world, plan, cell, shard, [])
+
+    def serve_queries(workers: Sequence[int], spares: Sequence[int]) -> TrainingQueries:
+        serve = world.rank, *spares
+        return _service(world, plan, cell, shards, server.rule, servers=serve, workers=workers)
+
+    spare_rank = SpareRank(
+        world.open(links),
+        server,
+        plan.parameters,
+        shard,
+        queries=_query_client(world, plan, cell, shards),
+        serve_queries=serve_queries,
+        stall_detector=_stall_detector(plan, cell, places, tells=True),
+        drop=world.drop,
+        hosts={rank: places[rank].host for rank in (*cell.servers, *cell.spares)},
+    )
+    return spare_rank, server
+
+
+def _spare_links(plan: TrainingPlan, shards: list[Shard], peer: int, *, serving: bool) -> list[Link]:
+    """Return the links between a server and a spare, of one side: pulls, queries, and copies."""
+    return [
+        _link(plan, peer, shards[0], serving=serving),
+        _query_link(plan, shards, peer, serving=serving),
+        Link(peer, len(shards) + 1, PIECE, 1, not serving),
+    ]
+
+
+def _server(world: RankWorld, plan: TrainingPlan, cell: Cell, mine: Shard, others: list[Shard]) -> Server:
+    """Return the state machine of a shard on this rank."""
+    center = plan.parameters.vector[mine.place]
+    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    rule.in_groups(len(cell.groups[0]))
+    if others:
+        rule.share(plan.parameters.vector.size)
+    told = rule.gain_report()
+    if told is not None and told.held_bytes:
+        _LOG.info("a copy of the centre is kept to go back to: %.3g MB on this server", told.held_bytes / 1e6)
+    return Server(
+        rule,
+        cell.workers,
+        rank=world.rank,
+        shard=mine.index,
+        depth=plan.algorithm.lag + 1,
+        other_servers=[shard.server for shard in others],
+        record=plan.record,
+        by_parts=True,
+        wire=Wire(plan.algorithm, plan.parameters.layout, mine.place),
+    )
+
+
+def _stall_detector(plan: TrainingPlan, cell: Cell, places: Sequence[Place], *, tells: bool) -> StallDetector:
+    hosts = {rank: places[rank].host for rank in cell.workers}
+    return StallDetector(hosts, stall_timeout_s=plan.ranks.stall_timeout_s, tells=tells)
+
+
 def _service(
-    plan: TrainingPlan, cell: Cell, shards: list[Shard], rule: CenterRule, *, survives_loss: bool
+    world: RankWorld,
+    plan: TrainingPlan,
+    cell: Cell,
+    shards: list[Shard],
+    rule: CenterRule,
+    *,
+    servers: Sequence[int],
+    workers: Sequence[int] | None = None,
 ) -> TrainingQueries:
     # If commits wait for several workers, a worker that waits for a lease would block the others.
-    patient = survives_loss and rule.quorum(2) == 1
-    trains = [rank for group in cell.groups for rank in group]
-    averages = _averages(plan)
-    return TrainingQueries(cell.servers, trains, len(shards), averages, leads=cell.workers, patient=patient)
+    patient = world.survives_loss and rule.quorum(2) == 1
+    trains = [rank for group in cell.groups for rank in group] if workers is None else workers
+    leads = cell.workers if workers is None else workers
+    return TrainingQueries(servers, trains, len(shards), _averages(plan), leads=leads, patient=patient)
 
 
 def _averages(plan: TrainingPlan) -> Averages:

@@ -23,6 +23,7 @@ from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
+from nnlo_common.training._spare_rank import SpareRank
 
 __all__ = ["Participant", "Recording"]
 
@@ -249,6 +250,8 @@ class Participant:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan(plain))
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
+            if isinstance(self._part, SpareRank):
+                self._part.on_taking_over.append(self._take_over)
             if self._log_order is not None and self._member.server is not None:
                 self._recording = Recording(self._log_order, self._member.server)
         self._over = self._epoch_open = False
@@ -268,6 +271,10 @@ class Participant:
             if self._recording is not None:
                 self._recording.write()
         self._over = True
+
+    def _take_over(self) -> None:
+        assert isinstance(self._part, SpareRank)  # only one takes over
+        self.role = self._part.role
 
     def _end_open_epoch(self) -> None:
         """End the open epoch; after a `break` it stays open until the next one begins."""

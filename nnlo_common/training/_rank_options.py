@@ -27,6 +27,7 @@ class RankArguments(TypedDict, total=False):
     group_size: int | None
     all_reduce: WayName
     stall_timeout_s: float | None
+    spares: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,12 @@ class RankOptions:
         None,
         "drop a worker that is silent so many seconds on its turn if the rest can continue, or end the job; "
         "else it is only named",
+    )
+    spares: int = option(
+        0,
+        "number of ranks, the last ones, that hold a copy of the server's state and serve in its place when "
+        "it has died; mpiexec --with-ft ulfm",
+        least=0,
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,17 @@ from nnlo_common.base._state_tree import State
 from nnlo_common.protocol import check_weight
 from nnlo_common.protocol._query_messages import AnswerT, Query
 
-__all__ = ["Alone", "LocalStep", "RankPart", "TeamPart", "TrainingReport", "say", "speaks"]
+__all__ = [
+    "Alone",
+    "LocalStep",
+    "RankPart",
+    "TeamPart",
+    "TrainingReport",
+    "has_center",
+    "say",
+    "serves",
+    "speaks",
+]
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]
@@ -56,6 +66,16 @@ class TrainingReport:
 def speaks(role: str) -> bool:
     """Return whether this rank prints for all: the one whose parameters are the centre."""
     return role in ("alone", "server 0", "lead")
+
+
+def has_center(role: str) -> bool:
+    """Return whether this rank's model is the centre: that of the one that prints, or of a spare."""
+    return speaks(role) or role.startswith("spare")
+
+
+def serves(role: str) -> bool:
+    """Return whether this rank gets no batches."""
+    return "server" in role or role.startswith("spare")
 
 
 def say(role: str, text: str) -> None:

@@ -22,6 +22,7 @@ def scale_lr(
     servers: int = 1,
     group_size: int | None = None,
     sub_servers: int | Literal["host"] = 0,
+    spares: int = 0,
     world: RankWorld | None = None,
 ) -> float:
     """Return a learning rate for the larger batch that several ranks make together.
@@ -39,6 +40,7 @@ def scale_lr(
         servers: the number of servers, as of the wrapper.
         group_size: the ranks of each worker, as of the wrapper.
         sub_servers: the number of sub-servers, as of the wrapper.
+        spares: the number of spares, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Raises:
@@ -52,7 +54,8 @@ def scale_lr(
         raise ConfigurationError(f"rate={rate!r} is not possible: use a number above 0, as the optimizer has")
     if rule not in ("linear", "square_root", "none"):
         raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear', 'square_root' or 'none'")
-    trained, size = _training_ranks(world or launched(), servers, group_size, sub_servers)
+    ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
+    trained, size = _training_ranks(world or launched(), ranks, sub_servers)
     together = size if asynchronous else trained
     return rate * {"linear": together, "square_root": math.sqrt(together), "none": 1}[rule]
 
@@ -63,6 +66,7 @@ def epochs_per_rank(
     servers: int = 1,
     group_size: int | None = None,
     sub_servers: int | Literal["host"] = 0,
+    spares: int = 0,
     world: RankWorld | None = None,
 ) -> int:
     """Return the number of epochs after which all ranks together have seen as many samples as one process.
@@ -76,6 +80,7 @@ def epochs_per_rank(
         servers: the number of servers, as of the wrapper.
         group_size: the ranks of each worker, as of the wrapper.
         sub_servers: the number of sub-servers, as of the wrapper.
+        spares: the number of spares, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
 
     Raises:
@@ -85,19 +90,16 @@ def epochs_per_rank(
         >>> epochs_per_rank(10, servers=0)  # on 4 ranks: 3
         10
     """
-    trained, _ = _training_ranks(world or launched(), servers, group_size, sub_servers)
+    ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
+    trained, _ = _training_ranks(world or launched(), ranks, sub_servers)
     return math.ceil(whole_number("epochs", epochs, 1) / trained)
 
 
 def _training_ranks(
-    world: RankWorld | None, servers: int, group_size: int | None, sub_servers: int | Literal["host"]
+    world: RankWorld | None, ranks: RankOptions, sub_servers: int | Literal["host"]
 ) -> tuple[int, int]:
     """Return how many ranks train, and how many of them share a step of one worker."""
     if world is None:
         return 1, 1
-    groups = (
-        planned(world, RankOptions(servers=servers, group_size=group_size), sub_servers)
-        .cell_of(world.rank)
-        .groups
-    )
+    groups = planned(world, ranks, sub_servers).cell_of(world.rank).groups
     return sum(map(len, groups)), len(groups[0])

@@ -39,6 +39,7 @@ from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._event_loop import Periodic, perform, serve
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
+from nnlo_common.training._state_copies import LOOK_FOR_COPIES_S, StateCopies
 
 __all__ = ["ALIKE", "ServerRank", "TrainingQueries"]
 
@@ -77,10 +78,21 @@ class TrainingQueries(QueryService):
         workers = list(workers)
         ranks = [first, *others, *workers]
         self.averages, self._means = averages, Means(ranks)
-        self._leasing = Leasing(workers if leads is None else leads, patient=patient)
+        self._leasing, self._notes = Leasing(workers if leads is None else leads, patient=patient), Notes()
         rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
-        parts = self._means, rounds, averages, Notes(), EpochMeans(workers), copies, self._leasing
+        parts = self._means, rounds, averages, self._notes, EpochMeans(workers), copies, self._leasing
         super().__init__(first, shard, ranks, parts)
+
+    def copy(self) -> State:
+        """Return what another rank needs to go on with these queries."""
+        parts = self.averages.state(), self._leasing.state(), self._notes.state()
+        return dict(zip(("averages", "leases", "notes"), parts, strict=True))
+
+    def load_copy(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `copy`, once `take_over` has been called."""
+        self.averages.load(state["averages"])
+        self._leasing.load(state["leases"])
+        self._notes.load(state["notes"])
 
     @property
     def in_mean(self) -> bool:
@@ -137,6 +149,7 @@ class ServerRank:
         stall_detector: records when each worker was heard.
         drop: takes a stalled rank out of the job if the others can continue; returns whether they can.
         groups: the ranks of each worker, leads first; all of them may ask, and they leave together.
+        spares: the ranks that may take over, in this order.
 
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
@@ -157,6 +170,7 @@ class ServerRank:
         stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
         groups: Sequence[Sequence[int]] = (),
+        spares: Sequence[int] = (),
     ) -> None:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
@@ -174,12 +188,27 @@ class ServerRank:
         self._losses: list[str] = []
         self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
+        self._spares = tuple(spares)
+        self._copies: StateCopies | None = None
+        if spares and service is not None:
+            server.other_servers |= dict.fromkeys(spares, math.inf)  # nobody waits until a spare has pulled
+            self._begin_copies()
         server.pauses.before_epoch = _NEVER
         server.before_taking = self._refuse_nan
         self._pauses = 0
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
         self._of = ""  # whose last worker an error means
+
+    def _begin_copies(self) -> None:
+        """Keep a copy of the state on a spare from now on."""
+        rank, channel = self._server.rank, self._queries.shard + 1
+        self._copies = StateCopies(self._endpoint, rank, self._spares, channel, take=self._copy)
+        self._watches.append(Periodic(self._copies.look, LOOK_FOR_COPIES_S))
+
+    def _copy(self) -> State:
+        assert self.service is not None  # only the first server has spares
+        return {"server": self._server.copy(), "queries": self.service.copy()}
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -368,6 +397,9 @@ class ServerRank:
         self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
         last()
+        if self._copies is not None:
+            self._copies.stop()
+            self.wait_until(lambda: self._copies is None or self._copies.idle)
         self.ask(GoodbyeQuery())
         self.wait_until(lambda: self.service is None or not self.service.present)
         self._endpoint.close()
@@ -375,8 +407,8 @@ class ServerRank:
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
         # Between epochs, a server has ended and assembled as many epochs as the slowest worker.
         self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
-        for other_server in self._server.other_servers:
-            self._server.other_servers[other_server] = self._pulls
+        for shard in self._others.values():
+            self._server.other_servers[shard.server] = self._pulls
         if self.service is not None and state["averages"] is not None:
             self.service.averages.load(state["averages"], others=others)
 
@@ -458,8 +490,10 @@ class ServerRank:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
-        else:
+        elif event.message.shard in self._others:
             self._take_shard(event)
+        elif self._copies is not None:
+            self._copies.acknowledged(event)
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""
@@ -551,6 +585,18 @@ class ServerRank:
             perform(self._endpoint, self._queries.handle(event))
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")
+        elif event.rank in self._spares:
+            self._without_spare(event)
+
+    def _without_spare(self, event: Lost) -> None:
+        """Go on without a spare that has died."""
+        self._spares = tuple(one for one in self._spares if one != event.rank)
+        left = f"spares left: {len(self._spares)}" if self._spares else "the server's death now ends the job"
+        warn(f"rank {event.rank}, a spare, has died; {left}")
+        if self._copies is not None:
+            self._copies.without(event.rank)
+        perform(self._endpoint, self._server.forget_server(event.rank))
+        perform(self._endpoint, self._queries.handle(event))
 
     def _refuse_solitude(self, rank: int) -> None:
         """Raise if `rank`, which is lost, was the last worker."""

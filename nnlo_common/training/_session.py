@@ -27,6 +27,7 @@ from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
+from nnlo_common.training._spare_rank import SpareRank
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session", "ShownModel"]
@@ -154,7 +155,7 @@ class Session:
         self._worker = part if isinstance(part, WorkerRank | GroupTrainer) else None
         # If gradients are taken ahead of the parameters, the model holds that point.
         self._parameters = None if self.serves else plan.own_parameters
-        self._collectives = Collectives(self._part, model, buffers, speaks=speaks(self.member.role))
+        self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
         self.broken = self.over = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
@@ -166,6 +167,7 @@ class Session:
         here, outside = self._runs == "worker", trained.moved_outside
         self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=outside)
         self._final: Vector | None = None  # the final centre that a worker has taken over
+        self.when_taking_over(self._take_over)
         world.at_meeting(self.end_epoch)
         if world.own_process:
             advise_on_fork(_at_work(weakref.ref(self), algorithm.lag))
@@ -174,6 +176,20 @@ class Session:
     def serves(self) -> bool:
         """Whether this rank serves the centre instead of training."""
         return self.member.server is not None
+
+    @property
+    def role(self) -> str:
+        """The name of its role; that of a spare changes when it takes over."""
+        part = self._part
+        return part.role if isinstance(part, SpareRank) and part.role else self.member.role
+
+    def when_taking_over(self, call: Callable[[], object]) -> None:
+        """Register `call` for when this rank, a spare, serves in the place of a dead server."""
+        if isinstance(self._part, SpareRank):
+            self._part.on_taking_over.append(call)
+
+    def _take_over(self) -> None:
+        self.shown.publish()  # the centre of the copy
 
     @property
     def worker(self) -> WorkerRank | GroupTrainer:
@@ -451,6 +467,8 @@ class Session:
         """Resume with other workers at the centre in a server's `state`; None: the model is the centre."""
         if state is None:
             self.model.absorb()
+        if isinstance(self._worker, WorkerRank):
+            self._worker.begin_after(epochs)
         if isinstance(self._part, ServerRank | GroupTrainer):
             if state is None:
                 self._part.load_center(epochs, self._collectives.counted_from_here())

@@ -176,6 +176,7 @@ class ServerWatch:
         awaited: returns the servers that must answer next.
         stall_timeout_s: give up a server that is silent twice as long; None: never.
         tells: log warnings; only one worker of a training does.
+        drop: takes a silent server out of the job if another rank can take over; returns whether one can.
         clock: returns the time.
 
     Example:
@@ -194,9 +195,10 @@ class ServerWatch:
         *,
         stall_timeout_s: float | None = None,
         tells: bool = True,
+        drop: Callable[[int], bool] = lambda rank: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hosts, self._awaited, self._clock = dict(hosts), awaited, clock
+        self._hosts, self._awaited, self._drop, self._clock = dict(hosts), awaited, drop, clock
         self._stall_timeout_s = stall_timeout_s
         self._level = logging.WARNING if tells else logging.DEBUG
         self._what = ""
@@ -253,6 +255,9 @@ class ServerWatch:
                     *(rank, self._hosts[rank], silence_s, self._what, self._consequence()),
                 )
             if self._stall_timeout_s is not None and silence_s > _TIMEOUTS * self._stall_timeout_s:
+                if self._drop(rank):  # its death is told like any other
+                    self._since_s = now_s
+                    return
                 raise PeerLostError(
                     rank,
                     f"has not answered for {silence_s:.1f} s ({self._what}), longer than twice "

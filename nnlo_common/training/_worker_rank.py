@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from nnlo_common.algorithms._rule import GradientSum
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
@@ -32,6 +33,8 @@ class WorkerRank:
         on_drop: called when the servers have dropped this rank, before the error is raised.
         asking: the endpoint for queries, if it is another.
         says_goodbye: tell the query service on leaving; its server is not one that this rank leaves.
+        spares: the ranks that may take over from a server, among `hosts`.
+        drop: takes a silent server out of the job; returns whether the others go on.
     """
 
     def __init__(
@@ -46,11 +49,20 @@ class WorkerRank:
         on_drop: Callable[[], object] = lambda: None,
         asking: Endpoint | None = None,
         says_goodbye: bool = False,
+        spares: Collection[int] = (),
+        drop: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._endpoint, self._worker, self._queries = endpoint, worker, queries
         self._asking, self._says_goodbye = asking, says_goodbye
-        self._servers, self._on_drop = set(hosts), on_drop
-        self._watch = ServerWatch(hosts, self._awaited, stall_timeout_s=stall_timeout_s, tells=tells)
+        self._servers, self._spares, self._on_drop = set(hosts), set(spares), on_drop
+        self._gone: set[int] = set()
+        self._watch = ServerWatch(
+            hosts,
+            self._awaited,
+            stall_timeout_s=stall_timeout_s,
+            tells=tells,
+            drop=drop if spares else lambda rank: False,
+        )
         self._steps = self._samples = 0
         self._clock, self._began_s, self._waited_s = time.perf_counter, 0.0, 0.0  # since the first step
         self._first = True  # of an epoch; the servers may validate before they answer this step
@@ -186,6 +198,10 @@ class WorkerRank:
         self._steps = state["steps"]
         self.count_samples(state["samples"])
 
+    def begin_after(self, epochs: int) -> None:
+        """Note that the servers count these epochs as finished; call it before `start`."""
+        self._worker.begin_after(epochs)
+
     def configure(self, values: Vector) -> None:
         """Send the servers options for this worker's later contributions."""
         self._work(self._worker.configure(values), "new options")
@@ -219,7 +235,24 @@ class WorkerRank:
 
     def _work(self, activity: Activity, what: str, endpoint: Endpoint | None = None) -> None:
         self._watch.begin(what)
-        work(endpoint or self._endpoint, self._deliver, activity, self._servers, self._watch, what=what)
+        work(endpoint or self._endpoint, self._deliver, activity, self._lost, self._watch, what=what)
+
+    def _lost(self, rank: int, error: PeerLostError | None) -> None:
+        """Go on after the death of a server with the spare that takes over; raise if there is none."""
+        if rank in self._gone or (error is None and rank not in self._servers):
+            return
+        if rank not in self._servers or not self._spares:
+            raise error or PeerLostError(rank, "a server of the centre has died")
+        self._gone.add(rank)
+        self._work(self._going_on_without(rank), "another server")
+
+    def _going_on_without(self, rank: int) -> Activity:
+        yield from self._worker.go_on_without(rank)
+        service = self._worker.shard_clients[0].shard.server
+        if rank == self._queries.service:
+            yield from self._queries.return_to(service)
+            while self._queries.returning:
+                yield Wait()
 
     def _awaited(self) -> set[int]:
         """Return the servers that must answer next."""

@@ -66,7 +66,7 @@ def _share(model: Any, team: Session) -> None:
         )
     vector = np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, np.float32)
     team.copied({}, vector)
-    if team.serves and team.member.role == "server 0":
+    if team.serves and team.role == "server 0":
         return
     start = 0
     for variable, array in zip(variables, arrays, strict=True):

@@ -179,7 +179,7 @@ class Checkpoint(RankCallback):
         """Return whether a training that was stopped has no epochs left to do."""
         if self.still_ends is None or self._saved is None:
             return True
-        return self.has_center and bool(self.still_ends(self._saved["callbacks"]["history"]))
+        return self.follows_center and bool(self.still_ends(self._saved["callbacks"]["history"]))
 
     # -- what fit calls -------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Checkpoint(RankCallback):
         if self._begun:
             self._over, self._inside = True, False
             together = self.team is not None and not self.team.member.servers  # all stop after the same epoch
-            self._epoch += together or self.has_center or not self.model.stop_training
+            self._epoch += together or self.follows_center or not self.model.stop_training
             self._save_whole(last=True)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError, TrainingReport
-from nnlo_common.plugin import Session, launched, speaks
+from nnlo_common.plugin import Session, has_center, launched, serves, speaks
 from nnlo_keras._compat import callbacks_of_fit, samples_counted
 from nnlo_keras._sequence_feed import SequenceFeed
 
@@ -143,9 +143,14 @@ class RankCallback(keras.callbacks.Callback):
         return speaks(self.role)
 
     @property
+    def follows_center(self) -> bool:
+        """Whether this rank's model is the centre: of that rank, and of one that may take its place."""
+        return has_center(self.role)
+
+    @property
     def trains(self) -> bool:
         """Whether this rank gets batches."""
-        return "server" not in self.role
+        return not serves(self.role)
 
     @property
     def samples_in_epoch(self) -> int:

@@ -23,9 +23,16 @@ from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._json_codec import content_of, malformed, message_of, table_of
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._datagrams import Datagrams
-from nnlo_common.cluster.transport._mpi4py import MPI
+from nnlo_common.cluster.transport._mpi4py import MPI, World
 
-__all__ = ["Deaths", "HostPeers", "ProcessAddress", "end_alone", "limit_finalize"]
+__all__ = [
+    "Deaths",
+    "HostPeers",
+    "ProcessAddress",
+    "end_alone",
+    "gathered_from_living",
+    "limit_finalize",
+]
 
 # -- processes of the ranks on this host: kill one, or watch for the death of one ----------------------
 # When a rank dies the launcher ends the job, which leaves no time to ask MPI which rank it was. A thread
@@ -190,6 +197,28 @@ class Deaths:
         return PeerLostError(
             rank, f"has died while all ranks were {doing}, which needs all of them; start the job again"
         )
+
+
+def gathered_from_living(comm: MPI.Intracomm, text: str) -> list[str | None]:
+    """Give every living rank the texts of all of them, None for dead ones (collective over the living).
+
+    Deaths meanwhile are survived: the ranks agree whether all have all texts, and begin again if not.
+    """
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    while True:
+        living = comm.Shrink()
+        living.Set_errhandler(MPI.ERRORS_RETURN)
+        texts: list[str] = []
+        with contextlib.suppress(MPI.Exception):  # one more has died
+            texts = World(living).gather_text(text, patient=True)
+        if not texts:
+            living.Revoke()  # others may wait in it
+        with contextlib.suppress(MPI.Exception):
+            if living.Agree(int(bool(texts))):
+                group = living.Get_group()
+                ranks = MPI.Group.Translate_ranks(group, list(range(len(texts))), comm.Get_group())
+                told = dict(zip(ranks, texts, strict=True))
+                return [told.get(rank) for rank in range(comm.Get_size())]
 
 
 def limit_finalize(comm: MPI.Intracomm, *, meet: bool) -> None:

@@ -172,6 +172,13 @@ class RankWorld(Protocol):
             patient: another rank may come much later, e.g. one that writes files: never report it as missing.
         """
 
+    def gather_from_living(self, text: str) -> list[str | None]:
+        """Give every rank the texts of all ranks that live, None for the others (collective over them).
+
+        Args:
+            text: this rank's text.
+        """
+
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint for these links (collective)."""
 

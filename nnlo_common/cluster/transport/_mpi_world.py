@@ -24,7 +24,14 @@ from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, enga
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
 from nnlo_common.cluster.transport._backoff import Backoff, Wakeup
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
-from nnlo_common.cluster.transport._deaths import Deaths, HostPeers, ProcessAddress, end_alone, limit_finalize
+from nnlo_common.cluster.transport._deaths import (
+    Deaths,
+    HostPeers,
+    ProcessAddress,
+    end_alone,
+    gathered_from_living,
+    limit_finalize,
+)
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, Numbers
 from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
@@ -360,6 +367,12 @@ class MPIWorld:
         limit_s = math.inf if begun else start_limit_s(os.environ)
         with self._all_needed():
             return self.facts.gather_text(text, limit_s, patient=patient)
+
+    def gather_from_living(self, text: str) -> list[str | None]:
+        """Give every rank the texts of all ranks that live, None for the others (collective over them)."""
+        if not self.survives_loss:
+            return [*self.gather_text(text, patient=True)]
+        return gathered_from_living(self.facts.comm, text)
 
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint on a communicator of its own (collective)."""

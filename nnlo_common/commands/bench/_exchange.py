@@ -28,6 +28,7 @@ from nnlo_common.algorithms import (
 )
 from nnlo_common.algorithms._optimizers import SGD, Adam
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI, World
@@ -199,10 +200,13 @@ class _Pair:
     def once(self) -> None:
         self._perform(self._worker.step)
 
+    def _lost(self, rank: int, error: PeerLostError | None) -> None:
+        raise error or PeerLostError(rank, "has died")
+
     def _perform(self, request: Callable[[], Activity]) -> None:
         """Send one request on the worker, and handle it on the server."""
         if self._server is None:
-            work(self._endpoint, self._worker.deliver, request(), {SERVER}, self._watch)
+            work(self._endpoint, self._worker.deliver, request(), self._lost, self._watch)
             return
         server, until = self._server, self._handled + 1
 

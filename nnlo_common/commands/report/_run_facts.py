@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nnlo_common.algorithms import GainReport
-from nnlo_common.training._rank_parts import speaks
+from nnlo_common.training._rank_parts import serves, speaks
 
 __all__ = ["EpochFacts", "RankFacts", "RunFacts", "Sample", "TimeShares"]
 
@@ -146,7 +146,7 @@ class RankFacts:
     @property
     def trains(self) -> bool:
         """Whether it computes gradients."""
-        return "server" not in self.role
+        return not serves(self.role)
 
     @property
     def peak_memory_mb(self) -> float | None:

@@ -103,16 +103,24 @@ class Job:
             return [facts]
         return [json.loads(text) for text in self.world.gather_text(json.dumps(facts), patient=patient)]
 
+    def share_with_living(self, facts: Any) -> list[Any]:
+        """Return the facts of all ranks, on all that live; None of those that have died."""
+        if self.world is None:
+            return [facts]
+        texts = self.world.gather_from_living(json.dumps(facts))
+        return [None if text is None else json.loads(text) for text in texts]
+
     def places(self) -> tuple[Place, ...]:
         """Return the hosts of all ranks."""
         return locate(self.share(describe_here()))
 
     @contextmanager
-    def together(self, *, patient: bool = False) -> Iterator[None]:
+    def together(self, *, patient: bool = False, late: bool = False) -> Iterator[None]:
         """Run the body on each rank, and continue only if it succeeded on all (collective).
 
         Args:
             patient: the body may take long on some ranks, e.g. on the one that writes the result.
+            late: after the training: some ranks may have died.
 
         Raises:
             ConfigurationError: on all ranks alike, with the problems of all ranks.
@@ -123,7 +131,9 @@ class Job:
         except NNLOError as error:
             problem = str(error) or type(error).__name__
         host = "" if self.world is None else self.world.host
-        told = self.share([problem, host], patient=patient)
+        mine = [problem, host]
+        told = self.share_with_living(mine) if late else self.share(mine, patient=patient)
+        told = [one or ["", ""] for one in told]
         if any(text for text, _ in told):
             refusal = ConfigurationError(_joint_problem(told))
             refusal.collective = True

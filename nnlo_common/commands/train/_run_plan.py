@@ -180,6 +180,7 @@ class RunPlan:
             servers=settings.ranks.servers,
             group_size=settings.ranks.group_size,
             sub_servers=settings.sub_servers,
+            spares=settings.ranks.spares,
         )
 
     @property

@@ -408,8 +408,13 @@ class Settings:
 
     def cell(self, hosts: Sequence[str]) -> Cell:
         """Return the roles of ranks on these hosts; refuse a number of ranks that does not fit."""
-        ranks: dict[str, Any] = {"servers": self.ranks.servers, "group_size": self.ranks.group_size}
-        return Topology.of_training(hosts, **ranks, sub_servers=self.sub_servers).cells[0]
+        return Topology.of_training(hosts, **self.places).cells[0]
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """What decides which rank does what."""
+        of_ranks = {name: getattr(self.ranks, name) for name in ("servers", "group_size", "spares")}
+        return of_ranks | {"sub_servers": self.sub_servers}
 
     @property
     def stage_to(self) -> str | None:

@@ -38,7 +38,7 @@ from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.data import Standard
 from nnlo_common.data._standard import STANDARD
-from nnlo_common.training._rank_parts import say
+from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._tree_joining import check_layout
 
 __all__ = ["EpochWatch", "TrainRun", "cell_of", "checked"]
@@ -140,7 +140,7 @@ class TrainRun(RankCommand):
         self._say(self._summary())
         self._started = True
         history = self.trainer.train(self.folder)
-        ranks = self._job.share(
+        ranks = self._job.share_with_living(
             {
                 "role": self.trainer.role,
                 "host": os.uname().nodename,
@@ -150,11 +150,12 @@ class TrainRun(RankCommand):
                 "kept": self.trainer.kept,
             }
         )
-        self.kept = ranks[0]["kept"]
-        with self._job.together(patient=True):
-            if self._job.speaks:
-                self._keep(history, ranks)
-        center: Mapping[str, list[float]] = ranks[0]["history"]
+        of_center = next(one for one in ranks if one is not None and speaks(one["role"]))
+        self.kept = of_center["kept"]
+        with self._job.together(late=True):
+            if speaks(self.trainer.role):
+                self._keep(history, {rank: one for rank, one in enumerate(ranks) if one is not None})
+        center: Mapping[str, list[float]] = of_center["history"]
         return center
 
     def close(self) -> None:
@@ -172,8 +173,12 @@ class TrainRun(RankCommand):
         return f"\nFix this, then rerun the same command to resume from the last checkpoint in {self.folder}"
 
     def _say(self, text: str) -> None:
+        if self._job.speaks:
+            self._tell(text)
+
+    def _tell(self, text: str) -> None:
         if self._watch is None:
-            say("alone" if self._job.speaks else "worker", f"nnlo train: {text}")
+            say("alone", f"nnlo train: {text}")
 
     def _summary(self) -> str:
         settings, cell = self.settings, self._cell
@@ -191,13 +196,13 @@ class TrainRun(RankCommand):
         )
         return f"{settings.mode}{options}, {ranks}, {settings.optimizer} at {rate}, {batches}; {self.folder}"
 
-    def _keep(self, history: Mapping[str, list[float]], ranks: Sequence[Mapping[str, Any]]) -> None:
+    def _keep(self, history: Mapping[str, list[float]], ranks: Mapping[int, Mapping[str, Any]]) -> None:
         """Write the result; the history last, because it marks the run as complete."""
         seconds = time.perf_counter() - self._began_s
         model = self.trainer.save(self.folder)
         own = [
             {"rank": rank, **{name: one[name] for name in ("role", "host", "cores")}} | one["report"]
-            for rank, one in enumerate(ranks)
+            for rank, one in ranks.items()
         ]
         facts = facts_of_command(self._began, seconds)
         facts["versions"]["MPI library"] = None if (world := connect()) is None else world.library
@@ -206,15 +211,15 @@ class TrainRun(RankCommand):
         write_json(self.folder / RUN, facts | here | ending | {"ranks": own})
         workers = [
             {"rank": rank, "role": one["role"], "history": one["history"]}
-            for rank, one in enumerate(ranks)
+            for rank, one in ranks.items()
             if one["role"].startswith("worker")
         ]
         write_json(self.folder / HISTORY, {"center": history, "workers": workers})
         kept = -1 if self.kept is None else self.kept
         last = "  ".join(f"{name} {values[kept]:.4f}" for name, values in history.items() if values)
         for line in self.trainer.ending:
-            self._say(line)
-        self._say(f"{model} after {seconds:.1f} s  {last}")
+            self._tell(line)
+        self._tell(f"{model} after {seconds:.1f} s  {last}")
 
 
 def checked(job: Job, settings: Settings, *, arranged: bool) -> tuple[Path, Cell | None]:
@@ -234,7 +239,7 @@ def checked(job: Job, settings: Settings, *, arranged: bool) -> tuple[Path, Cell
         path = check_model(settings)
         check_files(settings)
         check_weights_file(settings)
-    turns = train_turns(settings.ranks.servers, settings.sub_servers)
+    turns = train_turns(settings.ranks.servers, settings.sub_servers, spares=settings.ranks.spares)
     share_host(places, job.rank, settings.max_gpus, os.environ, turns)
     return path, cell
 

@@ -29,7 +29,6 @@ class Trainer(ABC):
     Attributes:
         learning_rate: the first one of the optimizer, of one process.
         rate_scale: what these ranks multiply it by.
-        role: this rank's part: "alone", "server 0", "worker 0", ...
         metrics: the names of the metrics of each epoch.
         model: the model in training; at the end the centre, on the rank that has it.
         kept: the epoch whose weights it has at the end, from 0; None: the last one.
@@ -41,10 +40,15 @@ class Trainer(ABC):
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan, self._settings = plan, plan.settings
-        self.model, self.role = plan.loaded.model, "alone"
+        self.model = plan.loaded.model
         self.rate_scale = plan.rate_scale
         self.kept: int | None = None
         self.ending: list[str] = []
+
+    @property
+    @abstractmethod
+    def role(self) -> str:
+        """This rank's part: "alone", "server 0", "worker 0", ..."""
 
     def join(self) -> None:  # noqa: B027 - optional
         """Join the other ranks, if the framework does so before the first epoch (collective)."""

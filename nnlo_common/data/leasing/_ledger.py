@@ -178,6 +178,19 @@ class Ranges:
             last, stop = at + 1, after[0][1]
         self._ranges[first:last] = [(start, stop)]
 
+    def put(self, start: int, stop: int) -> None:
+        """Add the numbers from `start` up to `stop`, of which some may be in already."""
+        self.remove(start, stop)
+        self.add(start, stop)
+
+    def remove(self, start: int, stop: int) -> None:
+        """Remove the numbers from `start` up to `stop`, as far as they are in."""
+        cut: list[Range] = []
+        for first, end in self._ranges:
+            pieces = (first, min(end, start)), (max(first, stop), end)
+            cut += [one for one in pieces if one[0] < one[1]]
+        self._ranges, self.total = cut, sum(end - first for first, end in cut)
+
     def take(self, most: int) -> Range | None:
         """Remove up to `most` numbers from the first range, and return them as a range."""
         if not self._ranges:
@@ -225,6 +238,11 @@ class EpochRecord:
         """Remove and return up to `most` positions in a row; owed ones first, as they have waited longest."""
         part = self.owed.take(most)
         return self.free.take(most) if part is None and not late else part
+
+    def remove(self, start: int, stop: int) -> None:
+        """Remove these positions, whatever their status."""
+        for ranges in (self.free, self.owed, self.used):
+            ranges.remove(start, stop)
 
     def unused(self, held: Iterable[Range] = ()) -> list[Range]:
         """Return all unused positions, including those that workers hold (`held`)."""
@@ -369,6 +387,39 @@ class Leases:
             return
         self._settle(self._living(rank, "was lost"), 0, died=True)
         self._remove(rank, "was lost")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over from a ledger that is lost, from a `state` that may be old.
+
+        All that was leased then is owed, until each worker has said what it has used and holds: `know`.
+        """
+        self.load(state)
+        self._replace_workers(self.living)
+
+    def know(self, rank: int, epoch: int, used: Mapping[int, Iterable[Range]], held: Iterable[Lease]) -> None:
+        """Note what a living worker has had of a lost ledger; all do so before any asks.
+
+        Args:
+            rank: of the worker.
+            epoch: the one it asked about last.
+            used: the positions it has used, by epoch.
+            held: its leases, in the order of use.
+        """
+        if rank not in self._workers:
+            return
+        self._workers[rank].turn_to(epoch)
+        for of, ranges in used.items():
+            for start, stop in ranges if of not in self._complete else ():
+                record = self._open_epochs.setdefault(of, EpochRecord(self.size))
+                record.remove(start, stop)
+                record.used.add(start, stop)
+        for lease in held:
+            record = self._open_epochs.setdefault(lease.epoch, EpochRecord(self.size))
+            record.remove(lease.start, lease.stop)
+            self._workers[rank].leases.append(lease)
+        for of in [of for of, record in self._open_epochs.items() if record.complete]:
+            del self._open_epochs[of]
+            self._complete.add(of, of + 1)
 
     def answers(self) -> list[tuple[int, Lease | None]]:
         """Return the answers for waiting workers that are now ready, in the order in which they asked."""

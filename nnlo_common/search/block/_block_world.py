@@ -73,6 +73,10 @@ class BlockWorld:
                 return [texts[rank] for rank in range(self.size)]
             self._channel.take_in(None)
 
+    def gather_from_living(self, text: str) -> list[str | None]:
+        """Give every rank the texts of all ranks (collective); a trial ends with a rank of its block."""
+        return [*self.gather_text(text)]
+
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open this rank's endpoint (collective)."""
         # All ranks pass a gathering or none does, so none is missing when the transport opens an endpoint:

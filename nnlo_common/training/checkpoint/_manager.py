@@ -237,17 +237,31 @@ class CheckpointManager:
         self._every_s, self._every_batches = 60.0 * minutes, batches
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._suffix = suffix
-        self._file = self._file_of(0 if team is None else team.rank)
+        self._file = self._file_of(0 if team is None or _stands_by(team) else team.rank)
         group = None if team is None else team.member.group
         # The ranks of a group are one worker: if one has no part, all begin anew.
         self._files = {self._file} if group is None else {*map(self._file_of, group.group.ranks)}
-        self._role = "alone" if team is None else team.member.role
-        self._speaks = speaks(self._role)
         self._loaded: Path | None = None  # the checkpoint that the training resumes from
         self._anew = ""  # who does not resume there
         self._saving = saving_on(self.store, team, state, self._file)
+        if team is not None:
+            team.when_taking_over(self._take_over)
         advise(self._advice)
         end_notes_in(self.store.folder)
+
+    @property
+    def _role(self) -> str:
+        return "alone" if self._team is None else self._team.role
+
+    @property
+    def _speaks(self) -> bool:
+        return speaks(self._role)
+
+    def _take_over(self) -> None:
+        """Save as the first server from now on."""
+        score = self._saving.score
+        self._saving = saving_on(self.store, self._team, self._state, self._file)
+        self._saving.score = score
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -539,6 +553,11 @@ class CheckpointManager:
 
     def _refusal(self, found: str) -> ConfigurationError:
         return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")
+
+
+def _stands_by(team: Session) -> bool:
+    """Return whether a rank resumes and saves as the server does, in whose place it may serve."""
+    return team.member.role.startswith("spare")
 
 
 def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -542,6 +542,6 @@ def saving_on(store: Store, team: Session | None, state: SavedRank, file: str) -
         return Saving(store, 0, state, file)
     if not team.member.servers and isinstance(trainer := team.worker, GroupTrainer):
         return _GroupSaving(store, team, trainer, state, file)
-    if team.serving is not None and speaks(team.member.role):
+    if team.serving is not None and speaks(team.role):
         return _FirstSaving(store, team, team.serving, state, file)
     return _PartSaving(store, team, state, file)

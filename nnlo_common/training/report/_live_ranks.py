@@ -17,7 +17,7 @@ from typing import Any
 from nnlo_common.base._file_access import new_file, read_whole, readable_file
 from nnlo_common.base._limited_formats import parsed_json
 from nnlo_common.base._whole_files import RANKS, of_rank, usable
-from nnlo_common.training._rank_parts import TrainingReport, speaks
+from nnlo_common.training._rank_parts import TrainingReport, serves, speaks
 from nnlo_common.training.report._course import Moment
 
 __all__ = ["LIVE", "LiveFile", "LiveRank", "LiveRun", "read_live"]
@@ -214,7 +214,7 @@ class LiveRank:
     @property
     def serves(self) -> bool:
         """Whether it serves instead of training."""
-        return "server" in self.role
+        return serves(self.role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

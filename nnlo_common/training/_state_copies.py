@@ -1,0 +1,175 @@
+"""Copies of a server's state in the memory of a spare rank, sent in pieces while the server serves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._spans import span
+from nnlo_common.base._state_tree import State
+from nnlo_common.cluster.transport._endpoint import Endpoint
+from nnlo_common.protocol import Kind, Message, Received
+from nnlo_common.training.checkpoint import put_together, taken_apart
+
+__all__ = ["LOOK_FOR_COPIES_S", "PIECE", "ReceivedCopies", "StateCopies"]
+
+#: Numbers in a piece: 512 KiB.
+PIECE = 1 << 17
+#: How often a server looks whether a copy is due.
+LOOK_FOR_COPIES_S = 0.1
+# Copies take at most this share of the server's time, and do not come more often than this.
+_SHARE = 0.01
+_SHORTEST_S = 1.0
+
+_Bytes = npt.NDArray[np.uint8]
+
+
+def _bytes_of(state: State) -> Iterator[_Bytes]:
+    """Yield a state as bytes: the length of its JSON, the JSON, and all arrays in turn."""
+    tree, arrays = taken_apart(state)
+    shapes = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps(shapes).encode()
+    yield np.array([len(text), len(tree)], np.uint64).view(np.uint8)
+    yield np.frombuffer(text, np.uint8)
+    yield np.frombuffer(tree, np.uint8)
+    for array in arrays.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _state_of(data: _Bytes) -> dict[str, Any]:
+    """Return the state that `_bytes_of` has turned into bytes."""
+    shapes_size, tree_size = (int(one) for one in data[:16].copy().view(np.uint64))
+    at = 16 + shapes_size
+    shapes, tree = json.loads(data[16:at].tobytes()), data[at : at + tree_size].tobytes()
+    at += tree_size
+    arrays: dict[str, Any] = {}
+    for name, kind, shape in shapes:
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
+        arrays[name] = data[at : at + size].copy().view(kind).reshape(shape)
+        at += size
+    state: dict[str, Any] = put_together(tree, arrays)
+    return state
+
+
+class StateCopies:
+    """Sends a spare a copy of a server's state now and then; the server serves between two pieces.
+
+    Args:
+        endpoint: the server's.
+        rank: the server's.
+        spares: the ranks that may take over, in this order; the first that lives holds the copy.
+        channel: the number of the channel.
+        take: returns the state; its arrays are copies.
+        clock: returns the time.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        rank: int,
+        spares: Sequence[int],
+        channel: int,
+        *,
+        take: Callable[[], State],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoint, self._rank, self._channel = endpoint, rank, channel
+        self._spares = tuple(spares)
+        self._take, self._clock = take, clock
+        self._due_s = 0.0
+        self._pieces: Iterator[tuple[Vector, bool]] | None = None  # of the copy under way
+        self._number = 0
+        self._stopped = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no piece is under way."""
+        return self._pieces is None
+
+    def look(self) -> None:
+        """Begin a copy if one is due."""
+        if self._spares and self._pieces is None and not self._stopped and self._clock() >= self._due_s:
+            began_s = self._clock()
+            with span("checkpoint", "copies"):
+                state = self._take()
+            # To send it costs about as much as to copy it.
+            self._due_s = began_s + max(_SHORTEST_S, 2 * (self._clock() - began_s) / _SHARE)
+            self._number += 1
+            self._pieces = _cut(_bytes_of(state))
+            self._send()
+
+    def acknowledged(self, event: Received) -> None:
+        """Send the next piece."""
+        self._endpoint.release(event.message.sender, event.frame)
+        if event.message.pulled_at == self._number and self._pieces is not None:
+            self._send()
+
+    def without(self, rank: int) -> None:
+        """Go on without a spare that is dead."""
+        if rank in self._spares:
+            if rank == self._spares[0]:
+                self._pieces, self._due_s = None, 0.0
+            self._spares = tuple(one for one in self._spares if one != rank)
+
+    def stop(self) -> None:
+        """Begin no more copies."""
+        self._stopped = True
+
+    def _send(self) -> None:
+        assert self._pieces is not None  # checked by the callers
+        piece = next(self._pieces, None)
+        if piece is None:
+            self._pieces = None
+            return
+        vector, last = piece
+        message = Message(
+            Kind.COPY, self._rank, 0, 0, self._number, shard=self._channel, mark=last, vector=vector
+        )
+        self._endpoint.send(self._spares[0], message)
+
+
+def _cut(parts: Iterator[_Bytes]) -> Iterator[tuple[Vector, bool]]:
+    """Yield pieces of the parts' bytes, filled with zeros to whole numbers, and whether each is the last."""
+    room, filled, full = np.zeros(4 * PIECE, np.uint8), 0, False
+    for part in parts:
+        at = 0
+        while at < part.size:
+            if full:
+                yield room.view(np.float32), False
+                filled, full = 0, False
+            size = min(part.size - at, room.size - filled)
+            room[filled : filled + size] = part[at : at + size]
+            at, filled = at + size, filled + size
+            full = filled == room.size
+    yield room[: -(-filled // 4) * 4].view(np.float32), True
+
+
+class ReceivedCopies:
+    """The newest whole copy of a server's state, on a spare."""
+
+    def __init__(self) -> None:
+        self.came_s: float | None = None  # when the newest came
+        self._newest: _Bytes | None = None
+        self._coming: list[_Bytes] = []
+        self._number = 0
+
+    def take(self, message: Message) -> None:
+        """Take a piece."""
+        assert message.vector is not None  # a COPY has one
+        if message.pulled_at != self._number:
+            self._number, self._coming = message.pulled_at, []
+        self._coming.append(message.vector.view(np.uint8).copy())
+        if message.mark:
+            self._newest, self._coming = np.concatenate(self._coming), []
+            self.came_s = time.monotonic()
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the newest state; call it only once there is one."""
+        assert self._newest is not None  # the caller has looked at `came_s`
+        return _state_of(self._newest)
