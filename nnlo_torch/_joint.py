@@ -65,6 +65,7 @@ class JointTraining:
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
         at_end: called when this rank has left.
+        at_taking_over: called with its new role when this rank, a spare, takes over.
         scores: what `mean` and `evaluate` have returned since the last epoch that was reported.
         reported: whether a `Report` was made.
         pass_size: the number of samples in a pass, as the last sampler has told; 0: unknown.
@@ -94,6 +95,7 @@ class JointTraining:
         self.after_serving: list[Callable[[], object]] = []
         self.averages: list[AveragedWeights] = []
         self.at_end: list[Callable[[], object]] = []
+        self.at_taking_over: list[Callable[[str], object]] = []
         self.scores: dict[str, float] = {}
         self.reported = False
         self.pass_size = self.largest_step = 0.0
@@ -138,6 +140,8 @@ class JointTraining:
         assert self.team is not None  # there is one that takes over
         for one in self.members:
             one.role = self.team.role
+        for call in self.at_taking_over:
+            call(self.team.role)
 
     def told(self, scores: dict[str, float]) -> dict[str, float]:
         """Keep scores for a report, and return them."""

@@ -62,11 +62,11 @@ class Progress:
         log_to: str | Sequence[str] = (),
     ) -> None:
         self._optimizer, self._model, self._loss = optimizer, model, loss
-        self._speaks = speaks(optimizer.role)
         self._live = is_live() if live is None else live
         # Without a server rank 0 knows of its own samples only, and all ranks take equally many.
         times = optimizer.size if optimizer.role == "lead" else 1
-        own = samples if self._speaks or optimizer.serves else None
+        speaking = speaks(optimizer.role)
+        own = samples if speaking or optimizer.serves else None
         course = Course(epochs=epochs, samples=own, initial_epoch=initial_epoch, times=times)
         self._display = ProgressDisplay(
             optimizer.rank, optimizer.role, course, run=run, live=self._live, log_to=log_to, every_s=every_s
@@ -74,7 +74,8 @@ class Progress:
         self._noted: Mapping[str, Any] = {}
         self._center_loss: float | None = None
         self._measuring = False
-        if self._speaks or run is not None:
+        optimizer._joint.at_taking_over.append(self._display.take_over)
+        if speaking or optimizer.serves or run is not None:
             if optimizer.serves:
                 optimizer.watch(self._look, self._display.every_s)
             else:
@@ -105,7 +106,7 @@ class Progress:
     def end(self, scores: Mapping[str, float] | None = None) -> None:
         """Write a table of the training's results."""
         self.close()
-        if not self._speaks:
+        if not speaks(self._optimizer.role):
             return
         report = self._optimizer.report()
         rows = {f"{name} of the centre": f"{value:.4f}" for name, value in (scores or {}).items()}
@@ -127,7 +128,7 @@ class Progress:
 
     def _scores(self) -> dict[str, float]:
         """Return the scores to show; begin to measure the centre's loss again."""
-        if self._loss is not None and self._model is not None and self._speaks and self._live:
+        if self._loss is not None and self._model is not None and self._live and speaks(self._optimizer.role):
             if not self._measuring:
                 self._measuring = True
                 self._optimizer.aside(self._loss, self._model, self._measured)

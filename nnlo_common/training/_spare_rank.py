@@ -77,10 +77,14 @@ class SpareRank(ServerRank):
         self._served = False  # all has been served, and this rank may leave
 
     def start(self) -> None:
-        """Wait for the first copy."""
-        self.wait_until(lambda: self._received.came_s is not None or not self.standing_by)
+        """Wait for the first copy, where this rank is the next to take over."""
+        self.wait_until(lambda: self._received.came_s is not None or not self._is_next)
         if not self.standing_by:
             super().start()
+
+    @property
+    def _is_next(self) -> bool:
+        return self.standing_by and self._shard.spares[0] == self._server.rank
 
     def end_epoch(self) -> None:
         """Wait until all workers have finished one more epoch, and fetch the centre."""
@@ -222,10 +226,12 @@ class SpareRank(ServerRank):
         if self._spares:
             self._begin_copies()
         old_s = began_s - self._received.came_s
-        warn(
+        told = (
             f"rank {dead} on {self._hosts[dead]}, the server, has died; rank {self._server.rank} serves in "
-            f"its place, from a copy of {old_s:.1f} s before. What workers have contributed since is lost"
+            f"its place, from a copy of {old_s:.1f} s before"
         )
+        self._losses.append(f"{told}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        warn(f"{told}. What workers have contributed since is lost")
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))

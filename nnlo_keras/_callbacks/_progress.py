@@ -60,6 +60,7 @@ class Progress(RankCallback):
         """Record what a batch has; the display is made once the first epoch is known."""
         super().after_start(distribute)
         self._display, self._before, self._batch, self._logs = None, 0, 0, None
+        self._role_shown = self.role
         feed = None if distribute is None else distribute.feed
         size = batch_size_of_fit() if feed is None else feed.batch_size
         self._size, self._unit = (1, "batches") if size is None else (size, "samples")
@@ -120,6 +121,9 @@ class Progress(RankCallback):
 
     def _look(self) -> None:
         if self._display is not None:
+            if self._role_shown != self.role:  # a spare has taken over
+                self._role_shown = self.role
+                self._display.take_over(self.role)
             self._display.look(self._report, lambda: numbers(self._logs))
 
     def _report(self) -> TrainingReport:

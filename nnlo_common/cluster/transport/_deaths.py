@@ -206,7 +206,7 @@ def gathered_from_living(comm: MPI.Intracomm, text: str) -> list[str | None]:
     """
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     while True:
-        living = comm.Shrink()
+        living = MPI.Intracomm(comm.Shrink())
         living.Set_errhandler(MPI.ERRORS_RETURN)
         texts: list[str] = []
         with contextlib.suppress(MPI.Exception):  # one more has died

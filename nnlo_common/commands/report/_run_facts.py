@@ -189,8 +189,8 @@ class RunFacts:
 
     @property
     def center(self) -> RankFacts | None:
-        """The rank that has the centre."""
-        return next((one for one in self.ranks if speaks(one.role)), None)
+        """The rank that has the centre: the last one, which has taken over from those before it."""
+        return next((one for one in reversed(self.ranks) if speaks(one.role)), None)
 
     @property
     def workers_count(self) -> int:

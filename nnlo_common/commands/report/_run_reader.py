@@ -41,7 +41,7 @@ def read_run(folder: Path) -> RunFacts:
     ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
     if not ranks:
         raise ConfigurationError(_without_facts(folder))
-    center = next((one for one in ranks if speaks(one.role)), ranks[0])
+    center = next((one for one in reversed(ranks) if speaks(one.role)), ranks[0])
     start = center.start
     versions = start.get("versions")
     began_s = _number(start.get("time"))
@@ -93,9 +93,9 @@ class _RankLines:
         self._before_s = 0.0  # the time of earlier starts
         self._seconds = 0.0
         self._ended = False
+        self.role = f"rank {rank}"
         for line in read_facts(path):
             self._take(line)
-        self.role = str(self.start.get("role", f"rank {rank}"))
 
     @property
     def seconds(self) -> float | None:
@@ -142,6 +142,7 @@ class _RankLines:
         what = line["what"]
         if what == "start":
             self.start, self._ended = line, False
+            self.role = str(line.get("role", self.role))
             self._told["diverged"].clear()  # that start goes on from before it
             self._before_s, self._seconds = self._before_s + self._seconds, 0.0
         elif what == "epoch":
@@ -156,6 +157,8 @@ class _RankLines:
             self._gradients = _gradients(line)
         elif what in self._told:
             self._told[what].append(str(line.get("text")))
+        elif what == "role":  # a spare has taken over
+            self.role = str(line.get("role"))
         elif what == "end":
             self._ended, self._last = line.get("over") is True, {**self._last, **line}
         if what in ("sample", "end"):

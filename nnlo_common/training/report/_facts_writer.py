@@ -181,6 +181,9 @@ class FactsWriter:
         self._ended, self._abandoned, self._closed = threading.Event(), False, False
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
+        if team is not None:
+            file = self._file  # without this object, which may end before the team
+            team.when_taking_over(lambda: file.add("role", role=team.role))
         watched = None if team is None else team.serving or team.member.group
         if watched is not None:
             watched.on_divergence = lambda text: self._file.add("diverged", text=text)

@@ -80,6 +80,10 @@ class LiveFile:
         self._writing = threading.Lock()
         atexit.register(self.end)
 
+    def take_over(self, role: str) -> None:
+        """Write another role from now on."""
+        self._fixed["role"] = role
+
     def start(self) -> None:
         """Write at the interval from now on, in a thread."""
         threading.Thread(target=self._repeat, name="nnlo live file", daemon=True).start()
@@ -237,8 +241,8 @@ class LiveRun:
 
     @property
     def center(self) -> LiveRank | None:
-        """The rank that speaks for all."""
-        return next((one for one in self.ranks if speaks(one.role)), None)
+        """The rank that speaks for all: the last one, which has taken over from those before it."""
+        return next((one for one in reversed(self.ranks) if speaks(one.role)), None)
 
     @property
     def ended(self) -> bool:

@@ -70,6 +70,12 @@ class ProgressDisplay:
         if self._file is not None:
             self._file.start()
 
+    def take_over(self, role: str) -> None:
+        """Show the training from now on in the place of a dead rank, whose role this is."""
+        self._speaks, self._role = speaks(role), role
+        if self._file is not None:
+            self._file.take_over(role)
+
     @property
     def every_s(self) -> float:
         """How often to call `look`, at least."""
