@@ -121,7 +121,7 @@ class TorchCenterOptimizer:
                 "load a checkpoint that nnlo_torch wrote in this training"
             )
         for one, own in zip(self._optimizers, [state["torch"], *state.get("others", [])], strict=True):
-            one.load_state_dict(own)
+            one.load_state_dict(_with_tensors(own))
 
     def release(self) -> None:
         """Give the optimizers the model's parameters back, before another centre is made of them."""
@@ -163,6 +163,15 @@ class TorchCenterOptimizer:
                 masters[index] = group["params"][position]
                 masters[index].grad = None
         return [masters[index] for index in self._mine]
+
+
+def _with_tensors(state: Any) -> Any:
+    """Return a state with tensors in place of arrays, as it comes from another rank's memory."""
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(state)
+    if isinstance(state, Mapping):
+        return {key: _with_tensors(value) for key, value in state.items()}
+    return [_with_tensors(one) for one in state] if isinstance(state, list) else state
 
 
 def _as_master(state: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Kind, Message, Received
-from nnlo_common.training.checkpoint import put_together, taken_apart
 
 __all__ = ["LOOK_FOR_COPIES_S", "PIECE", "ReceivedCopies", "StateCopies"]
 
@@ -30,31 +30,52 @@ _SHORTEST_S = 1.0
 _Bytes = npt.NDArray[np.uint8]
 
 
-def _bytes_of(state: State) -> Iterator[_Bytes]:
-    """Yield a state as bytes: the length of its JSON, the JSON, and all arrays in turn."""
-    tree, arrays = taken_apart(state)
-    shapes = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
-    text = json.dumps(shapes).encode()
-    yield np.array([len(text), len(tree)], np.uint64).view(np.uint8)
-    yield np.frombuffer(text, np.uint8)
-    yield np.frombuffer(tree, np.uint8)
-    for array in arrays.values():
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+# -- a state as bytes: its JSON, then its arrays; floats keep every bit ----------------------------------
+# Arrays are copied at once, as the server goes on while they are sent. Those of a framework travel as
+# NumPy's: its optimizer takes them so.
+
+_ARRAY, _PAIRS, _ITEMS, _PLAIN = "array", "pairs", "items", "plain"
 
 
-def _state_of(data: _Bytes) -> dict[str, Any]:
+def _bytes_of(state: State) -> list[_Bytes]:
+    """Return a state as bytes, in parts: the size of its JSON, the JSON, and each array."""
+    arrays: list[npt.NDArray[Any]] = []
+    text = json.dumps([_taken_apart(state, arrays), [[one.dtype.str, one.shape] for one in arrays]]).encode()
+    head = np.array([len(text)], np.uint64).view(np.uint8), np.frombuffer(text, np.uint8)
+    return [*head, *(one.reshape(-1).view(np.uint8) for one in arrays)]
+
+
+def _state_of(data: _Bytes) -> Any:
     """Return the state that `_bytes_of` has turned into bytes."""
-    shapes_size, tree_size = (int(one) for one in data[:16].copy().view(np.uint64))
-    at = 16 + shapes_size
-    shapes, tree = json.loads(data[16:at].tobytes()), data[at : at + tree_size].tobytes()
-    at += tree_size
-    arrays: dict[str, Any] = {}
-    for name, kind, shape in shapes:
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
-        arrays[name] = data[at : at + size].copy().view(kind).reshape(shape)
+    at = 8 + int(data[:8].view(np.uint64)[0])
+    tree, shapes = json.loads(data[8:at].tobytes())
+    arrays = []
+    for kind, shape in shapes:
+        size = np.dtype(kind).itemsize * math.prod(shape)
+        arrays.append(data[at : at + size].copy().view(kind).reshape(shape))
         at += size
-    state: dict[str, Any] = put_together(tree, arrays)
-    return state
+    return _put_together(tree, arrays)
+
+
+def _taken_apart(value: Any, arrays: list[npt.NDArray[Any]]) -> list[Any]:
+    """Return a value as JSON can hold it, and add its arrays to `arrays`."""
+    if hasattr(value, "__array__") and not isinstance(value, np.generic):
+        arrays.append(np.array(value.detach().cpu() if hasattr(value, "detach") else value))
+        return [_ARRAY, len(arrays) - 1]
+    if isinstance(value, Mapping):
+        return [_PAIRS, [[key, _taken_apart(item, arrays)] for key, item in value.items()]]
+    if isinstance(value, list | tuple):
+        return [_ITEMS, [_taken_apart(item, arrays) for item in value]]
+    return [_PLAIN, value.item() if isinstance(value, np.generic) else value]
+
+
+def _put_together(told: list[Any], arrays: Sequence[npt.NDArray[Any]]) -> Any:
+    kind, value = told
+    if kind == _ARRAY:
+        return arrays[value]
+    if kind == _PAIRS:
+        return {key: _put_together(item, arrays) for key, item in value}
+    return [_put_together(item, arrays) for item in value] if kind == _ITEMS else value
 
 
 class StateCopies:
@@ -65,7 +86,7 @@ class StateCopies:
         rank: the server's.
         spares: the ranks that may take over, in this order; the first that lives holds the copy.
         channel: the number of the channel.
-        take: returns the state; its arrays are copies.
+        take: returns the state.
         clock: returns the time.
     """
 
@@ -97,11 +118,11 @@ class StateCopies:
         if self._spares and self._pieces is None and not self._stopped and self._clock() >= self._due_s:
             began_s = self._clock()
             with span("checkpoint", "copies"):
-                state = self._take()
+                parts = _bytes_of(self._take())
             # To send it costs about as much as to copy it.
             self._due_s = began_s + max(_SHORTEST_S, 2 * (self._clock() - began_s) / _SHARE)
             self._number += 1
-            self._pieces = _cut(_bytes_of(state))
+            self._pieces = _cut(parts)
             self._send()
 
     def acknowledged(self, event: Received) -> None:
@@ -134,7 +155,7 @@ class StateCopies:
         self._endpoint.send(self._spares[0], message)
 
 
-def _cut(parts: Iterator[_Bytes]) -> Iterator[tuple[Vector, bool]]:
+def _cut(parts: Iterable[_Bytes]) -> Iterator[tuple[Vector, bool]]:
     """Yield pieces of the parts' bytes, filled with zeros to whole numbers, and whether each is the last."""
     room, filled, full = np.zeros(4 * PIECE, np.uint8), 0, False
     for part in parts:
@@ -172,4 +193,5 @@ class ReceivedCopies:
     def state(self) -> Mapping[str, Any]:
         """Return the newest state; call it only once there is one."""
         assert self._newest is not None  # the caller has looked at `came_s`
-        return _state_of(self._newest)
+        state: Mapping[str, Any] = _state_of(self._newest)
+        return state

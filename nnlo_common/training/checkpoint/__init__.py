@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from nnlo_common.training.checkpoint._manifest import DamagedError, Entry, Manifest
-from nnlo_common.training.checkpoint._store import (
-    Draft,
-    SavedCheckpoint,
-    Store,
-    packed_tree,
-    put_together,
-    taken_apart,
-    unpacked_tree,
-)
+from nnlo_common.training.checkpoint._store import Draft, SavedCheckpoint, Store, packed_tree, unpacked_tree
 
 __all__ = [
     "DamagedError",
@@ -21,7 +13,5 @@ __all__ = [
     "SavedCheckpoint",
     "Store",
     "packed_tree",
-    "put_together",
-    "taken_apart",
     "unpacked_tree",
 ]

@@ -303,6 +303,7 @@ class CheckpointManager:
 
     def leave_if_told(self) -> None:
         """End the program if the last checkpoint was saved in order to end."""
+        self._saving.hear_of_end()
         if self._saving.ending:
             self._state._leave()
             self.finish_alone()

@@ -34,7 +34,7 @@ from nnlo_common.protocol._query_messages import (
     WantCheckpointQuery,
 )
 from nnlo_common.training._group_worker import GroupTrainer
-from nnlo_common.training._rank_parts import speaks
+from nnlo_common.training._rank_parts import has_center, speaks
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import Draft, Entry, Store
@@ -238,6 +238,9 @@ class Saving:
         written, self._written = self._written, None
         self._tell(written)
 
+    def hear_of_end(self) -> None:
+        """Hear whether all ranks leave now, on a rank that is not told."""
+
     def finish(self) -> None:
         """Wait until all ranks have finished their writes; every rank calls it."""
         self._wait()
@@ -328,6 +331,19 @@ class _PartSaving(Saving):
     def _tell(self, written: PartQuery | None) -> None:
         if written is not None:
             self._team.ask(written)
+
+
+class _SpareSaving(_PartSaving):
+    """Saves nothing: the first server does, as long as it lives."""
+
+    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
+        """Do nothing."""
+        return True
+
+    def hear_of_end(self) -> None:
+        """Hear whether all ranks leave after the last checkpoint."""
+        answer: DraftAnswer = self._team.ask(DraftQuery(pauses=0))
+        self.ending, self.recalled = answer.end, answer.recalled
 
 
 class _FirstSaving(Saving):
@@ -544,4 +560,6 @@ def saving_on(store: Store, team: Session | None, state: SavedRank, file: str) -
         return _GroupSaving(store, team, trainer, state, file)
     if team.serving is not None and speaks(team.role):
         return _FirstSaving(store, team, team.serving, state, file)
+    if has_center(team.role):
+        return _SpareSaving(store, team, state, file)
     return _PartSaving(store, team, state, file)

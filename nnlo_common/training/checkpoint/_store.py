@@ -29,16 +29,7 @@ from nnlo_common.training.checkpoint._manifest import (
     new_digest,
 )
 
-__all__ = [
-    "Draft",
-    "SavedCheckpoint",
-    "Store",
-    "packed_tree",
-    "put_together",
-    "refused",
-    "taken_apart",
-    "unpacked_tree",
-]
+__all__ = ["Draft", "SavedCheckpoint", "Store", "packed_tree", "refused", "unpacked_tree"]
 
 # -- saved checkpoint: read and verify a complete checkpoint -------------------------------------------
 
@@ -150,26 +141,12 @@ def packed_tree(tree: Mapping[str, Any]) -> bytes:
         >>> unpacked_tree(packed_tree({"clock": 3, "x": np.ones(2), "name": None}))
         {'clock': 3, 'x': array([1., 1.]), 'name': None}
     """
-    text, arrays = taken_apart(tree)
-    arrays[_TREE] = np.frombuffer(text, np.uint8)
+    arrays: dict[str, Any] = {}
+    text = json.dumps(_taken_apart(tree, arrays, "the state", DEEPEST - 1))
+    arrays[_TREE] = np.frombuffer(text.encode(), np.uint8)
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
-
-
-def taken_apart(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """Return a tree as JSON with names in place of its arrays, and the arrays; see `put_together`.
-
-    Raises:
-        ConfigurationError: a value is of another type.
-    """
-    arrays: dict[str, Any] = {}
-    return json.dumps(_taken_apart(tree, arrays, "the state", DEEPEST - 1)).encode(), arrays
-
-
-def put_together(text: bytes, arrays: Mapping[str, Any]) -> Any:
-    """Return the tree that was taken apart."""
-    return _put_together(parsed_json(text), arrays)
 
 
 def unpacked_tree(data: bytes) -> dict[str, Any]:
@@ -180,7 +157,7 @@ def unpacked_tree(data: bytes) -> dict[str, Any]:
     """
     try:
         arrays = npz_arrays(data)
-        tree = put_together(arrays[_TREE].tobytes(), arrays)
+        tree = _put_together(parsed_json(arrays[_TREE].tobytes()), arrays)
     except (ValueError, KeyError) as error:
         raise ConfigurationError(f"a saved state cannot be read ({error}); is it damaged?") from error
     if not isinstance(tree, dict):
