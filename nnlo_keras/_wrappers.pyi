@@ -33,6 +33,7 @@ class AGN(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -53,6 +54,8 @@ class AGN(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -70,6 +73,7 @@ class DiLoCo(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -90,6 +94,8 @@ class DiLoCo(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -109,6 +115,7 @@ class Downpour(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -132,6 +139,8 @@ class Downpour(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -147,6 +156,7 @@ class DynSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -165,6 +175,8 @@ class DynSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -187,6 +199,7 @@ class EAMSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -213,6 +226,8 @@ class EAMSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -236,6 +251,7 @@ class EASGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -262,6 +278,8 @@ class EASGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -280,6 +298,7 @@ class GEM(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -302,6 +321,8 @@ class GEM(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -318,6 +339,7 @@ class LocalSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -337,6 +359,8 @@ class LocalSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -356,6 +380,7 @@ class Steady(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -378,6 +403,8 @@ class Steady(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -393,6 +420,7 @@ class Synchronous(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -411,6 +439,8 @@ class Synchronous(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 

@@ -37,6 +37,7 @@ class AGN(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class AGN(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -77,6 +80,7 @@ class DiLoCo(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -98,6 +102,8 @@ class DiLoCo(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -119,6 +125,7 @@ class Downpour(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -143,6 +150,8 @@ class Downpour(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -160,6 +169,7 @@ class DynSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -179,6 +189,8 @@ class DynSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -203,6 +215,7 @@ class EAMSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -230,6 +243,8 @@ class EAMSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -255,6 +270,7 @@ class EASGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -282,6 +298,8 @@ class EASGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -302,6 +320,7 @@ class GEM(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -325,6 +344,8 @@ class GEM(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -343,6 +364,7 @@ class LocalSGD(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -363,6 +385,8 @@ class LocalSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -384,6 +408,7 @@ class Steady(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -407,6 +432,8 @@ class Steady(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -424,6 +451,7 @@ class Synchronous(Wrapper):
         group_size: int | None = None,
         all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
+        spares: int = 0,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -443,6 +471,8 @@ class Synchronous(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
+            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
+                its place when it has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

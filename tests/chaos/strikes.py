@@ -27,7 +27,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -81,6 +81,7 @@ class Strike:
         ulfm: whether the launcher lets the others go on.
         moment: where the victim waits to be killed, one of `moments`; empty: nowhere.
         turn: in which of its writes, if the moment is within one.
+        spares: how many of the ranks may take over from the server: the last ones.
     """
 
     framework: Literal["torch", "keras"]
@@ -91,10 +92,18 @@ class Strike:
     ulfm: bool = True
     moment: str = ""
     turn: int = 1
+    spares: int = 0
+
+    @property
+    def workers(self) -> range:
+        """The ranks that train."""
+        return range(self.servers, RANKS - self.spares)
 
     @property
     def kind(self) -> str:
         """What is struck, in one word or two."""
+        if self.spares and not self.moment and self.victim not in (LAUNCHER, *self.workers):
+            return "server with a spare" if self.victim < self.servers else "spare"
         if self.moment:
             return "half-written file" if self.moment in moments.WRITING else "leaving"
         if self.victim == LAUNCHER:
@@ -104,7 +113,10 @@ class Strike:
     @property
     def where(self) -> str:
         """What is struck, in detail."""
-        rank = f"{'server' if self.victim < self.servers else 'worker'} {self.victim}"
+        role = (
+            "server" if self.victim < self.servers else "worker" if self.victim in self.workers else "spare"
+        )
+        rank = f"{role} {self.victim}{', spared' if self.spares else ''}"
         match self.moment:
             case "part":
                 return f"{rank} within its part {self.turn}"
@@ -118,7 +130,12 @@ class Strike:
 
 
 def strikes(
-    seed: int, count: int, frameworks: Sequence[Literal["torch", "keras"]] = FRAMEWORKS, *, ulfm: bool = True
+    seed: int,
+    count: int,
+    frameworks: Sequence[Literal["torch", "keras"]] = FRAMEWORKS,
+    *,
+    ulfm: bool = True,
+    spared: bool = False,
 ) -> list[Strike]:
     """Return strikes over all kinds, algorithms and frameworks; the same arguments give the same ones.
 
@@ -127,8 +144,9 @@ def strikes(
         count: how many.
         frameworks: what the trainings are written with.
         ulfm: half of them are of trainings in which the launcher lets the others go on.
+        spared: all of them are, and have a spare; no launcher is killed.
     """
-    draw, chosen = random.Random(seed), []
+    draw, draw_spares, chosen = random.Random(seed), random.Random(seed), []
     for number in range(count):
         framework, turn = frameworks[number % len(frameworks)], number // len(frameworks)
         algorithm, struck = ALGORITHMS[turn % len(ALGORITHMS)], _STRUCK[turn % len(_STRUCK)]
@@ -150,7 +168,12 @@ def strikes(
             ulfm and lets_go_on,
             moment,
             draw.randrange(1, 4),
+            spares=int(ulfm and lets_go_on and servers == 1 and draw_spares.random() < 0.6),
         )
+        if spared:
+            victim = draw_spares.randrange(RANKS) if victim == LAUNCHER else victim
+            victim = draw_spares.choice([0, victim])
+            strike = replace(strike, servers=1, victim=victim, ulfm=True, spares=1)
         chosen.append(strike)
     return chosen
 
@@ -216,7 +239,8 @@ def strike_and_judge(strike: Strike, folder: Path) -> Verdict:
     if judge(strike, outcome, folder) == "ended":
         judge_resumed(strike, run(strike, folder, kill=False), folder)
         return Verdict("ended and resumed", end_s=outcome.end_s)
-    if strike.victim < strike.servers or outcome.late or not _died(strike, outcome):
+    alone = strike.victim < strike.servers and not strike.spares
+    if alone or outcome.late or not _died(strike, outcome):
         return Verdict("had finished")
     return Verdict("went on", stall_s=stall(strike, outcome, folder))
 
@@ -245,7 +269,8 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
     command = [launcher(), *options, "-n", str(RANKS), *start]
     late, members = False, []
     with (folder / "text").open("w+") as text:
-        job = starting([*command, folder, strike.algorithm, str(strike.servers)], text)
+        given = [folder, strike.algorithm, str(strike.servers), str(strike.spares)]
+        job = starting([*command, *given], text)
         with job as process, _none_left(members):
             if kill:
                 late = _strike(process, strike, folder, members)
@@ -275,8 +300,10 @@ def judge(strike: Strike, outcome: Outcome, folder: Path) -> str:
     if strike.victim == LAUNCHER and not outcome.late:
         assert "Traceback" not in outcome.text, told
         return "ended"
-    serves = strike.victim < strike.servers
+    serves = strike.victim < strike.servers and not strike.spares
     if outcome.status != 0:
+        early = "had a copy" in outcome.text or "taking up their parts" in outcome.text
+        assert not strike.spares or early, told
         # Where all are ended at once the launcher may be quicker than any rank; MPICH's names the process.
         assert f"rank {strike.victim}" in outcome.text or "BAD TERMINATION" in outcome.text, told
         assert not strike.ulfm or re.search(r"nnlo: rank \d of 4 on \S+", outcome.text), told
@@ -311,7 +338,7 @@ def judge_resumed(strike: Strike, outcome: Outcome, folder: Path) -> None:
 def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
     """Return for how long, in seconds, a living worker made no step about the time of the strike."""
     longest_s = 0.0
-    for rank in range(strike.servers, RANKS):
+    for rank in strike.workers:
         if rank != strike.victim:
             at_s = [float(line.split(maxsplit=1)[0]) for line in _lines(folder, rank)]
             gaps = [
@@ -411,7 +438,7 @@ def _used(folder: Path, rank: int) -> Counter[int]:
 
 def _check_used(strike: Strike, folder: Path, told: str) -> None:
     """Check that each sample of each epoch was trained on: by the living, or once more than by the dead."""
-    living = [rank for rank in range(strike.servers, RANKS) if rank != strike.victim]
+    living = [rank for rank in strike.workers if rank != strike.victim]
     used = sum((_used(folder, rank) for rank in living), Counter())
     dead = _used(folder, strike.victim)
     assert max(used.values(), default=0) <= EPOCHS, told
@@ -422,7 +449,7 @@ def _check_used(strike: Strike, folder: Path, told: str) -> None:
 
 def _check_times(strike: Strike, folder: Path, told: str) -> None:
     """Check that each sample was trained on once in each epoch, by what the workers' checkpoints kept."""
-    paths = [folder / f"times{rank}.npy" for rank in range(strike.servers, RANKS)]
+    paths = [folder / f"times{rank}.npy" for rank in strike.workers]
     assert all(path.exists() for path in paths), told
     times = sum(np.load(path) for path in paths)
     if (times != EPOCHS).any():
@@ -456,10 +483,11 @@ def main() -> int:
     options.add_argument("--count", type=int, default=200)
     options.add_argument("--seed", type=int, default=6)
     options.add_argument("--jobs", type=int, default=1, help="how many at a time; stalls get longer")
+    options.add_argument("--spared", action="store_true", help="only trainings with a spare")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
     given = options.parse_args()
     mpi, table = running_mpi(), _Table()
-    chosen = list(enumerate(strikes(given.seed, given.count, ulfm=mpi == "Open MPI"), 1))
+    chosen = list(enumerate(strikes(given.seed, given.count, ulfm=mpi == "Open MPI", spared=given.spared), 1))
     if given.only is not None:
         chosen = [chosen[given.only - 1]]
     with ThreadPoolExecutor(given.jobs) as jobs:

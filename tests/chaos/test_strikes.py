@@ -57,6 +57,24 @@ def test_the_death_of_a_server_ends_the_job_with_the_checkpoint_that_the_same_co
     judge_resumed(strike, run(strike, tmp_path, kill=False), tmp_path)
 
 
+@needs_ulfm
+@pytest.mark.parametrize(
+    ("framework", "algorithm"),
+    [
+        pytest.param("torch", "Downpour", marks=pytest.mark.framework("torch")),
+        pytest.param("keras", "EASGD", marks=pytest.mark.framework("keras")),
+    ],
+)
+def test_a_spare_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path):
+    """It dies within its part of a checkpoint; each sample of each epoch is trained on once, all the same."""
+    strike = Strike(framework, algorithm, 1, 0, moment="part", turn=2, spares=1)
+    outcome = run(strike, tmp_path)
+    assert judge(strike, outcome, tmp_path) == "finished"
+    assert not outcome.late
+    assert re.search(r"rank 0 on \S+, the server, has died; rank 3 serves in its place, from a copy", outcome.text)
+    assert "finished: ('rank 0 on " in outcome.text
+
+
 @pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):

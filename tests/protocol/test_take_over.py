@@ -1,0 +1,191 @@
+"""A server dies between any two messages, and another rank goes on from the newest copy of its state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnlo_common import (
+    AGN,
+    EAMSGD,
+    EASGD,
+    GEM,
+    SGD,
+    Adam,
+    ConfigurationError,
+    DiLoCo,
+    Downpour,
+    FlatVector,
+    Frame,
+    LocalSGD,
+    PeerLostError,
+    Steady,
+    Synchronous,
+)
+from nnlo_common.algorithms._rule import Contribution
+from nnlo_common.protocol import Kind, Message, Received, Send, Server, Shard, Wait, Worker
+from nnlo_common.testing import Interleaved, RandomOrder, train_virtually
+from nnlo_common.testing._virtual import ServerDeath
+
+STEPS = [[3, 4], [4, 3], [2, 5]]
+ALGORITHMS = {
+    "downpour": (Downpour(), {"optimizer": Adam(0.01)}),
+    "push and fetch": (Downpour(n_push=3, n_fetch=2), {"optimizer": SGD(0.01)}),
+    "lag": (Downpour(lag=2), {"optimizer": SGD(0.01)}),
+    "warm start": (Downpour(warm_start=3), {"optimizer": SGD(0.01)}),
+    "packed": (Downpour(wire="int8"), {"optimizer": SGD(0.01)}),
+    "agn": (AGN(local_learning_rate=0.01), {"optimizer": SGD(0.01)}),
+    "steady": (Steady(), {"optimizer": SGD(0.01)}),
+    "synchronous": (Synchronous(), {"optimizer": SGD(0.01)}),
+    "backup": (Synchronous(backup=1), {"optimizer": SGD(0.01)}),
+    "easgd": (EASGD(every=2), {"local": SGD(0.01)}),
+    "easgd, lag": (EASGD(every=1, lag=2), {"local": SGD(0.01)}),
+    "easgd, packed": (EASGD(every=2, wire="int8"), {"local": SGD(0.01)}),
+    "eamsgd": (EAMSGD(every=2, learning_rate=0.01), {}),
+    "rounds": (LocalSGD(every=2), {"local": SGD(0.01)}),
+    "diloco": (DiLoCo(every=2), {"local": SGD(0.01)}),
+    "lock": (GEM(learning_rate=0.01), {}),
+}
+
+
+def train(name, **options):
+    algorithm, optimizers = ALGORITHMS[name]
+    start = np.linspace(0.5, 1.5, 7, dtype="f4")
+    return train_virtually(
+        algorithm, lambda x, rank: x - rank, start, workers=3, steps=STEPS, **optimizers, **options
+    )
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_all_workers_make_all_epochs_whenever_servers_die(name, data):
+    """Each invariant of servers and workers is checked after each message."""
+    schedule = data.draw(st.sampled_from([Interleaved, RandomOrder]))(data.draw(st.integers(0, 99)))
+    times = sorted(data.draw(st.lists(st.integers(0, 60), min_size=2, max_size=4, unique=True)))
+    deaths = [ServerDeath(*times[at : at + 2]) for at in range(0, len(times) - 1, 2)]
+    losses = data.draw(st.dictionaries(st.integers(1, 3), st.integers(0, 25), max_size=1))
+    run = train(name, deaths=deaths, schedule=schedule, losses=losses)
+    (server,) = run.servers
+    for worker in run.workers:
+        if worker.rank in losses and server.peers[worker.rank].standing.name == "LOST":
+            continue
+        (client,) = worker.shard_clients
+        assert client.phase.name == "LEFT"
+        assert client.epochs == 2
+        assert client.rule.clock == 7
+        assert np.isfinite(worker.parameters.vector).all()
+    assert server.finished
+
+
+@pytest.mark.parametrize("name", ["downpour", "push and fetch", "easgd"])
+@pytest.mark.parametrize("died", [4, 6, 9])
+def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, monkeypatch):
+    """Bit for bit, by a rule of its own to which the contributions are given that the second server took."""
+    algorithm, optimizers = ALGORITHMS[name]
+    taken, copies = [], []
+    take_over = Server.take_over
+
+    def watched(self, state, left=()):
+        take_over(self, state, left)
+        copies.append(state["server"]["rule"])
+
+        def note(message):
+            if message.kind in (Kind.EXCHANGE, Kind.PUSH):
+                late = self.rule.clock - message.pulled_at
+                taken.append(Contribution(message.sender, message.vector.copy(), late, message.share))
+
+        self.before_taking = note
+
+    monkeypatch.setattr(Server, "take_over", watched)
+    run = train(name, deaths=[ServerDeath(died - 3, died)])
+    (copy,) = copies
+    assert taken
+    rule = algorithm.center(np.zeros(7, "f4"), 3, optimizers.get("optimizer"))
+    rule.load(copy)
+    assert rule.center.tobytes() == copy["center"].tobytes()
+    for one in taken:
+        rule.commit([one])
+    assert run.center.tobytes() == rule.center.tobytes()
+    assert run.servers[0].rule.clock == rule.clock
+
+
+def test_without_a_death_spares_change_no_bit():
+    plain, spared = train("downpour"), train("downpour", deaths=[ServerDeath(1000, 1001)])
+    assert plain.center.tobytes() == spared.center.tobytes()
+    assert plain.trace == spared.trace
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_only_some_workers_keep_their_own_parameters(name):
+    """Elastic workers and those that average go on where they are; others take the centre of the copy."""
+    algorithm, _ = ALGORITHMS[name]
+    own = FlatVector.of([np.full(3, 5, "f4")])
+    worker = Worker(1, algorithm, own, FlatVector(own.layout), [Shard(0, 0, slice(0, 3), (2,))], workers=1)
+    for _ in worker.join():
+        break
+    worker.deliver(center(worker, 0, 5.0))
+    own.vector[:] = 7
+    going = worker.go_on_without(0)
+    (asked,) = (action for action in (next(going),) if isinstance(action, Send))
+    assert (asked.rank, asked.message.kind, asked.message.again) == (2, Kind.JOIN, True)
+    worker.deliver(center(worker, 2, 1.0))
+    assert [one for one in going if not isinstance(one, Wait)] == []
+    keeps = isinstance(algorithm, EASGD | LocalSGD) and not isinstance(algorithm, DiLoCo)
+    assert own.vector.tolist() == [7.0 if keeps else 1.0] * 3
+
+
+def center(worker, server, value):
+    """The answer to a JOIN."""
+    (client,) = worker.shard_clients
+    frame = Frame(64)
+    frame.vector[:3] = value
+    client._wire = None  # its reference is not what this is about
+    return Received(Message(Kind.CENTER, server, 0, clock=9, vector=frame.vector[:3]), frame)
+
+
+def test_without_a_spare_the_death_of_a_server_is_an_error():
+    own = FlatVector.of([np.ones(3, "f4")])
+    worker = Worker(1, Downpour(), own, FlatVector(own.layout), [Shard(0, 0, slice(0, 3))], workers=1)
+    with pytest.raises(PeerLostError, match="rank 0: a server of the centre has died"):
+        list(worker.go_on_without(0))
+
+
+def test_the_death_of_a_spare_only_leaves_it_out():
+    shard = Shard(0, 0, slice(0, 3), (4, 5))
+    assert shard.without(4) == Shard(0, 0, slice(0, 3), (5,))
+    assert shard.without(0) == Shard(0, 4, slice(0, 3), (5,))
+    assert Shard(0, 4, slice(0, 3)).without(4) is None
+
+
+def test_a_late_message_of_a_worker_that_left_is_not_waited_for():
+    """Its LEAVE was lost with the server, but the spare has heard of it."""
+    total = sum(map(len, train("downpour").trace.values()))
+    for died in range(total - 6, total + 1):
+        run = train("downpour", deaths=[ServerDeath(3, died)])
+        assert run.servers[0].finished
+
+
+def test_several_servers_have_no_spares_yet():
+    with pytest.raises(ConfigurationError, match="servers=2 is not possible"):
+        train("downpour", deaths=[ServerDeath(1, 2)], servers=2)
+
+
+def test_a_join_again_says_where_the_worker_is():
+    message = Message(Kind.JOIN, 1, 0, clock=5, pulled_at=40, scalar=3.0, stop=True)
+    assert (message.again, message.epochs, message.views) == (True, 5, 3)
+    assert not Message(Kind.JOIN, 1, 0, clock=5).again
+    assert not Message(Kind.CENTER, 0, 0, stop=True).again
+
+
+def test_commits_lost_are_counted_by_what_workers_have_seen():
+    rule = Downpour().center(np.zeros(1, "f4"), 1, SGD(0.1))
+    server = Server(rule, [1])
+    server.take_over(Server(Downpour().center(np.ones(1, "f4"), 1, SGD(0.1)), [1]).copy())
+    server.handle(Received(Message(Kind.JOIN, 1, 0, clock=2, pulled_at=37, scalar=0.0, stop=True), Frame(1)))
+    assert server.commits_lost == 37
+    assert server.peers[1].epochs == 2
+    assert server.progress_at == [0.0, 0.0, 0.0]
+    assert rule.center.tolist() == [1.0]

@@ -1,0 +1,337 @@
+"""Spare ranks: copies of the server's state, and trainings that go on when it dies, in one process."""
+
+from __future__ import annotations
+
+import queue
+import warnings
+
+import numpy as np
+import pytest
+
+from nnlo_common import (
+    EASGD,
+    SGD,
+    Adam,
+    ConfigurationError,
+    Downpour,
+    LocalSGD,
+    Participant,
+    PeerLostError,
+    Synchronous,
+)
+from nnlo_common.cluster._topology import Topology
+from nnlo_common.protocol import Kind, Received
+from nnlo_common.protocol._query_messages import MeanQuery
+from nnlo_common.testing import MemoryCluster
+from nnlo_common.training import _spare_rank, _state_copies
+from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
+
+ALGORITHMS = {
+    "downpour": (Downpour(), Adam(0.05)),
+    "lag": (Downpour(lag=1), SGD(0.1)),
+    "easgd": (EASGD(every=2), SGD(0.2)),
+    "synchronous": (Synchronous(), SGD(0.1)),
+    "rounds": (LocalSGD(every=3), SGD(0.1)),
+}
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def _copies_at_once(monkeypatch):
+    """Copy as often as the server looks, and let it look between any two messages."""
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr("nnlo_common.training._server_rank.LOOK_FOR_COPIES_S", 0.0)
+
+
+def train(name, faults, *, spares=1, epochs=3, steps=7):
+    """Train three ranks of a problem whose solution is 1, 2, 3; return what each rank has at the end."""
+    algorithm, optimizer = ALGORITHMS[name]
+    target = np.array([1, 2, 3], "f4")
+
+    def program(world):
+        me = Participant(algorithm, [np.zeros(3, "f4")], optimizer=optimizer, world=world, spares=spares)
+        means = []
+        with me:
+            part = me._member.part
+            for epoch in range(epochs):
+                for _ in me.batches(range(2 * steps)):
+                    me.gradients[0][:] = me.point[0] - target
+                    me.step()
+                answer = part.ask(MeanQuery(values={"epoch": float(epoch)}, weight=1.0, epochs=epoch + 1))
+                means.append((epoch, answer.means["epoch"]))
+        return me.role, me.parameters[0].copy(), means, me.report()
+
+    with MemoryCluster(3 + spares) as cluster:
+        for rank, point, occurrence in faults:
+            cluster.fail(rank, point, occurrence, may_miss=True)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            results = cluster.run(program, TIMEOUT_S)
+    return results, [str(one.message) for one in told]
+
+
+POINTS = [
+    ("send CENTER", 4),
+    ("send CENTER", 9),
+    ("receive EXCHANGE", 6),
+    ("receive EPOCH", 2),
+    ("receive EPOCH", 4),
+    ("receive ASK", 1),
+    ("receive ASK", 3),
+    ("send ANSWER", 1),
+    ("send ANSWER", 2),
+    ("send ANSWER", 5),
+    ("send COPY", 3),
+    ("receive ACK", 2),
+    ("receive LEAVE", 1),
+    ("receive LEAVE", 2),
+    ("send ANSWER", 11),
+]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize(("point", "occurrence"), POINTS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_others_train_to_the_end_wherever_the_server_dies(name, point, occurrence):
+    results, told = train(name, [(0, point, occurrence)])
+    died = isinstance(results[0], Exception)
+    for rank in (1, 2, 3):
+        role, parameters, means, _ = results[rank]
+        assert means == [(epoch, float(epoch)) for epoch in range(3)]
+        assert np.isfinite(parameters).all()
+        assert np.abs(parameters).max() > 0.1, role
+    role, center, _, report = results[3]
+    assert np.abs(center - [1, 2, 3]).max() < 2.5
+    if died and role == "server 0":
+        (line,) = told
+        assert line.startswith("rank 0 on ")
+        assert "the server, has died; rank 3 serves in its place, from a copy of " in line
+        assert len(report.lost) == 1
+    elif not died:
+        assert (role, told) == ("spare 0", [])
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "synchronous", "rounds"])
+@pytest.mark.parametrize("second", [(3, "send CENTER", 3), (3, "receive EPOCH", 1), (3, "send ANSWER", 2)])
+def test_a_second_spare_takes_over_from_the_first(name, second):
+    results, told = train(name, [(0, "receive EXCHANGE", 4), second], spares=2)
+    role, center, means, _ = results[4]
+    assert means == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert np.abs(center - [1, 2, 3]).max() < 2.5
+    if isinstance(results[3], Exception):
+        assert role == "server 0"
+        assert [line.split(" on ")[0] for line in told] == ["rank 0", "rank 3"]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_worker_and_the_server_die_at_once():
+    results, _ = train("downpour", [(0, "receive EXCHANGE", 4), (1, "send EXCHANGE", 3)])
+    assert all(isinstance(results[rank], Exception) for rank in (0, 1))
+    assert results[3][0] == "server 0"
+    assert results[2][2] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_the_death_of_a_spare_is_said_and_changes_nothing():
+    plain, _ = train("synchronous", [])
+    results, told = train("synchronous", [(3, "receive COPY", 2)])
+    assert isinstance(results[3], Exception)
+    assert told == ["rank 3, a spare, has died; the server's death now ends the job"]
+    assert results[0][1].tobytes() == plain[0][1].tobytes()
+
+
+def test_before_the_first_copy_the_death_ends_the_training():
+    with pytest.raises(PeerLostError, match="the server has died before a spare had a copy"):
+        train("downpour", [(0, "send COPY", 1)])
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["synchronous", "rounds"])
+def test_a_spare_changes_no_bit_while_nobody_dies(name):
+    with_spare, _ = train(name, [])
+    without, _ = train(name, [], spares=0)
+    for rank in range(3):
+        assert with_spare[rank][1].tobytes() == without[rank][1].tobytes()
+    assert with_spare[3][1].tobytes() == without[0][1].tobytes()
+    assert with_spare[3][0] == "spare 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"servers": 2}, "spares=1 with servers=2 is not possible"),
+        ({"servers": 0}, "spares=1 with servers=0 is not possible"),
+        ({"group_size": 2}, "spares=1 with group_size=2 is not possible"),
+        ({"sub_servers": 1}, "spares=1 with sub_servers=1 is not possible"),
+    ],
+)
+def test_spares_are_refused_where_they_cannot_take_over(options, told):
+    with pytest.raises(ConfigurationError, match=told):
+        Topology.of_training([""] * 5, spares=1, **options)
+
+
+def test_the_last_ranks_are_spares():
+    topology = Topology.of_training([""] * 6, spares=2)
+    topology.validate()
+    titles = [one.title for one in topology.assignments]
+    assert titles == ["server 0", "worker 0", "worker 1", "worker 2", "spare 0", "spare 1"]
+    assert topology.cells[0].spares == (4, 5)
+    assert topology.table().splitlines()[-1].split() == ["5", "spare", "1", "of", "2"]
+    with pytest.raises(ConfigurationError, match="1 - 1 spare = 0 worker ranks.* Start 3 ranks"):
+        Topology.of_training(["", ""], spares=1)
+
+
+# -- copies -----------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """An array of a framework."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+class Wires:
+    """The endpoints of a server and a spare; each message waits until the test takes it."""
+
+    def __init__(self):
+        self.sent, self.released = queue.SimpleQueue(), 0
+
+    def send(self, peer, message, frame=None, fill=None):
+        vector = None if message.vector is None else message.vector.copy()
+        self.sent.put((peer, message.with_vector(vector)))
+
+    def release(self, peer, frame):
+        self.released += 1
+
+
+def copied(state, spares=(3,)):
+    """Copy a state; return what the spare has, and the number of pieces."""
+    wires, received = Wires(), ReceivedCopies()
+    copies = StateCopies(wires, 0, spares, 2, take=lambda: state, clock=lambda: 100.0)
+    copies.look()
+    number = 0
+    while not copies.idle:
+        _, message = wires.sent.get_nowait()
+        assert wires.sent.empty(), "the next piece was sent before the last one was taken"
+        received.take(message)
+        copies.acknowledged(Received(message._replace(kind=Kind.ACK, vector=None), None))
+        number += 1
+    return received, number
+
+
+def test_a_copy_has_every_bit():
+    odd = np.array([0x7FA00001, 0xFFC00000, 1], np.uint32).view("f4")  # NaNs with their bits
+    state = {
+        "a": odd,
+        "b": {0: Tensor(np.float32(3.5)), 1: [np.zeros((0, 4)), np.arange(6).reshape(2, 3)]},
+        "c": [None, True, 0.1, "text", -(2**70)],
+        "d": np.array(5, "i8"),
+        "e": np.arange(12, dtype="f8").reshape(3, 4).T,
+        "f": np.array([True, False]),
+        "g": np.float64(1 / 3),
+    }
+    received, _ = copied(state)
+    found = received.state()
+    assert found["a"].tobytes() == odd.tobytes()
+    assert found["b"][0] == np.float32(3.5)
+    assert found["b"][1][0].shape == (0, 4)
+    assert found["b"][1][1].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["c"] == state["c"]
+    assert (found["d"].shape, int(found["d"])) == ((), 5)
+    assert found["e"].tolist() == state["e"].tolist()
+    assert found["f"].tolist() == [True, False]
+    assert found["g"] == 1 / 3
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 100, PIECE, PIECE + 1, 3 * PIECE + 7])
+def test_a_large_copy_travels_in_pieces(size):
+    values = np.random.default_rng(size).normal(size=size).astype("f4")
+    received, number = copied({"x": values})
+    assert received.state()["x"].tobytes() == values.tobytes()
+    assert number == -(-(4 * size + 200) // (4 * PIECE)) or number == 1 + size // PIECE
+
+
+def test_a_copy_shows_one_moment_though_the_server_goes_on():
+    values, wires, received = np.zeros(2 * PIECE, "f4"), Wires(), ReceivedCopies()
+    copies = StateCopies(wires, 0, (3,), 2, take=lambda: {"x": values}, clock=lambda: 100.0)
+    copies.look()
+    while not copies.idle:
+        values += 1  # commits between two pieces
+        _, message = wires.sent.get_nowait()
+        received.take(message)
+        copies.acknowledged(Received(message._replace(kind=Kind.ACK, vector=None), None))
+    assert not received.state()["x"].any()
+
+
+def test_half_a_copy_does_not_replace_a_whole_one():
+    received, _ = copied({"x": np.ones(3)})
+    wires = Wires()
+    copies = StateCopies(wires, 0, (3,), 2, take=lambda: {"x": np.zeros(2 * PIECE)}, clock=lambda: 1.0)
+    copies._number = 7
+    copies.look()
+    received.take(wires.sent.get_nowait()[1])
+    assert received.state()["x"].tolist() == [1, 1, 1]
+
+
+def test_copies_take_a_hundredth_of_the_time_and_not_more_than_one_a_second():
+    now = [0.0]
+
+    def slow():
+        now[0] += 0.5
+        return {"x": np.ones(1)}
+
+    wires = Wires()
+    copies = StateCopies(wires, 0, (3,), 2, take=slow, clock=lambda: now[0])
+    begun = []
+    for tick in range(3000):
+        now[0] = max(now[0], 0.1 * tick)
+        before = now[0]
+        copies.look()
+        if now[0] != before:
+            begun.append(before)
+        while not copies.idle:
+            copies.acknowledged(
+                Received(wires.sent.get_nowait()[1]._replace(kind=Kind.ACK, vector=None), None)
+            )
+    assert [round(one) for one in begun] == [0, 100, 200]
+
+
+def test_the_next_spare_gets_a_copy_at_once_when_the_first_dies():
+    wires = Wires()
+    copies = StateCopies(wires, 0, (3, 4), 2, take=lambda: {"x": np.ones(1)}, clock=lambda: 50.0)
+    copies.look()
+    assert wires.sent.get_nowait()[0] == 3
+    copies.without(3)
+    copies.look()
+    assert wires.sent.get_nowait()[0] == 4
+    copies.without(4)
+    copies.look()
+    assert wires.sent.empty()
+
+
+def test_no_copy_begins_once_they_are_stopped():
+    wires = Wires()
+    copies = StateCopies(wires, 0, (3,), 2, take=dict, clock=lambda: 50.0)
+    copies.stop()
+    copies.look()
+    assert wires.sent.empty()
+    assert copies.idle
+
+
+def test_the_spare_says_how_old_its_copy_is():
+    assert ReceivedCopies().came_s is None
+    received, _ = copied({"x": 1})
+    assert received.came_s is not None
+    assert _spare_rank.ReceivedCopies is ReceivedCopies
