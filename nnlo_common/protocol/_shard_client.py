@@ -372,7 +372,7 @@ class ShardClient:
             )
         self.phase = Phase.LEFT
         request = self._request(Kind.LEAVE)
-        return [request, *(request._replace(rank=spare) for spare in self.shard.spares)]
+        return [request, *(Send(spare, request.message) for spare in self.shard.spares)]
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""

@@ -490,10 +490,10 @@ class ServerRank:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
-        elif event.message.shard in self._others:
-            self._take_shard(event)
-        elif self._copies is not None:
+        elif self._copies is not None and event.message.kind is Kind.ACK:
             self._copies.acknowledged(event)
+        else:
+            self._take_shard(event)
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""

@@ -173,6 +173,8 @@ def strikes(
         if spared:
             victim = draw_spares.randrange(RANKS) if victim == LAUNCHER else victim
             victim = draw_spares.choice([0, victim])
+            if moment in moments.WRITING and victim == RANKS - 1:
+                victim = 0  # a spare writes nothing
             strike = replace(strike, servers=1, victim=victim, ulfm=True, spares=1)
         chosen.append(strike)
     return chosen

@@ -143,6 +143,7 @@ FIELDS = {
     "tuple[Lease, ...]": st.lists(st.builds(Lease, *[st.integers(0, 99)] * 3), max_size=3).map(tuple),
     "Mapping[str, float]": VALUES,
     "Mapping[str, Any]": VALUES,
+    "Mapping[str, Any] | None": st.none() | VALUES,
     "SampledData": st.builds(SampledData, st.text(max_size=5), *[st.integers()] * 2, st.text(max_size=5)),
     "Vector": st.lists(st.floats(width=32), max_size=9).map(lambda numbers: np.array(numbers, F4)),
 }

@@ -117,9 +117,9 @@ def test_the_header_is_what_it_has_always_been() -> None:
     expected += struct.pack("<QQQQdQ", 2**40 + 1, 5, 4, 7, 0.5, 6)
     assert bytes(frame.header) == expected
     kinds = ["JOIN", "EXCHANGE", "PUSH", "PULL", "LOCK", "COMMIT", "EPOCH", "LEAVE", "CENTER", "ACK"]
-    kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER", "PAUSE", "PAUSED", "DROPPED", "SAMPLE"]
+    kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER", "PAUSE", "PAUSED", "DROPPED", "SAMPLE", "COPY"]
     assert [kind.name for kind in Kind] == kinds
-    assert [int(kind) for kind in Kind] == list(range(1, 19))
+    assert [int(kind) for kind in Kind] == list(range(1, 20))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_header_is_what_it_has_always_been() -> None:
         (lambda frame: frame.header.__setitem__(4, 2), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(4, 0), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(5, 0), "starts with"),
-        (lambda frame: frame.header.__setitem__(5, 19), "starts with"),
+        (lambda frame: frame.header.__setitem__(5, 20), "starts with"),
         (lambda frame: 64 + 4 * 2, "PUSH from rank 3 announces 3 numbers, but 72 bytes"),
         (lambda frame: 64, "announces 3 numbers, but 64 bytes"),
         (lambda frame: 64 + 4 * 4, "announces 3 numbers, but 80 bytes"),

@@ -22,7 +22,7 @@ class Session:
         self.serves, self.asked = serving is not None, []
         self.world, self.algorithm = SimpleNamespace(recalled=False), SimpleNamespace(tied_to_workers="")
         role = f"server {rank}" if self.serves else f"worker {rank}"
-        self.member = SimpleNamespace(role=role, servers=1)
+        self.role, self.member = role, SimpleNamespace(role=role, servers=1)
 
     def ask(self, query):
         self.asked.append(type(query).__name__)
