@@ -144,6 +144,11 @@ class QueryService:
         self._returns = Returns(self.present)
         return self.tell(self._return(self.rank, own)[1:])
 
+    @property
+    def heard(self) -> bool:
+        """Whether all ranks have told what they have had, where this service has taken over."""
+        return self._returns is None or not self._returns.awaited
+
     def drop(self, rank: int, after_s: float) -> list[Action]:
         """Treat a rank as dead though it may ask again; return the actions to perform.
 
@@ -246,6 +251,7 @@ class QueryClient:
 
     Attributes:
         answer: the answer to the last query; None: not ready.
+        record: what a service is told that takes over from a dead one.
 
     Args:
         rank: the rank that asks.
@@ -261,7 +267,7 @@ class QueryClient:
         self._room: Vector = np.zeros(QUERY_NUMBERS + numbers, np.float32)
         self._sequence = 0
         self._query: Query[Any] = Query()  # the last
-        self._record = Record()
+        self.record = Record()
         self._returning = 0  # the sequence of the `ReturnQuery` that is not answered; 0: none
 
     @property
@@ -277,7 +283,7 @@ class QueryClient:
     def return_to(self, service: int) -> list[Action]:
         """Go on with the rank that has taken over from a dead service; then an open query is asked again."""
         self.service = service
-        actions = self._send(self._record.told())
+        actions = self._send(self.record.told())
         self._returning = self._sequence
         return actions
 
@@ -288,7 +294,7 @@ class QueryClient:
 
     def told(self) -> ReturnQuery:
         """Return what this rank has had, for a service on this rank itself."""
-        return self._record.told()
+        return self.record.told()
 
     @property
     def open(self) -> Query[Any] | None:
@@ -324,7 +330,7 @@ class QueryClient:
         numbers = message.vector.copy()  # the frame goes back to the transport
         self.answer = read_answer(expected, numbers, f"the answer from rank {message.sender}")
         self._expected = None
-        self._record.take(self._query, self.answer)
+        self.record.take(self._query, self.answer)
         return [Release(self.service, event.frame)]
 
 

@@ -103,6 +103,7 @@ class ReturnQuery(Query[Answer]):
         ended: the sender sends no more values of epochs.
         left: the sender takes no further part in collective queries.
         leases: for each sampler what the sender has used and still holds.
+        saves: how often it has saved together with all ranks between two epochs.
         numbers: those of the last answer.
     """
 
@@ -113,6 +114,7 @@ class ReturnQuery(Query[Answer]):
     ended: bool
     left: bool
     leases: Mapping[str, Any]
+    saves: int = 0
     numbers: Vector = field(default_factory=_none, compare=False)
 
 

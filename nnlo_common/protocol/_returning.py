@@ -94,9 +94,14 @@ class _LeasesHad:
 
 
 class Record:
-    """What a rank's query client tells a service that takes over: the answers it has had."""
+    """What a rank's query client tells a service that takes over: the answers it has had.
+
+    Attributes:
+        saves: how often the rank has saved together with all ranks between two epochs.
+    """
 
     def __init__(self) -> None:
+        self.saves = 0
         self._collective = 0  # collective queries answered
         self._last: Answer | None = None  # the last of their answers
         self._epoch: int | None = None  # of the last means of an epoch
@@ -127,6 +132,7 @@ class Record:
             ended=self._ended,
             left=self._left,
             leases={name: had.told() for name, had in self._leases.items()},
+            saves=self.saves,
             **numbers,
         )
 

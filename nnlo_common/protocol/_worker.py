@@ -193,6 +193,11 @@ class Worker:
         while any(shard_client.phase is Phase.JOINING for shard_client in self.shard_clients):
             yield Wait()
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether its parameters stay when another rank takes a server's place."""
+        return self.shard_clients[0].rule.keeps_own
+
     def begin_after(self, epochs: int) -> None:
         """Note that the servers count these epochs as finished, though this worker has not made them."""
         for shard_client in self.shard_clients:

@@ -168,6 +168,8 @@ class Session:
         self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=outside)
         self._final: Vector | None = None  # the final centre that a worker has taken over
         self.when_taking_over(self._take_over)
+        if isinstance(part, WorkerRank):
+            part.on_moving = self._show
         world.at_meeting(self.end_epoch)
         if world.own_process:
             advise_on_fork(_at_work(weakref.ref(self), algorithm.lag))
@@ -436,6 +438,11 @@ class Session:
         """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled."""
         self.start()
         return self._part.pause()
+
+    def note_save(self) -> None:
+        """Note that this rank has saved together with all others between two epochs."""
+        if isinstance(self._part, WorkerRank | SpareRank):
+            self._part.note_save()
 
     def state(self) -> State:
         """Return what this rank's next step depends on, but for the framework's state; exact in a pause."""

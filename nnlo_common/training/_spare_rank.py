@@ -113,6 +113,10 @@ class SpareRank(ServerRank):
         if not self.standing_by:
             super().want_pause()
 
+    def note_save(self) -> None:
+        """Note that the others have saved together between two epochs, or are about to."""
+        self._client.record.saves += 1
+
     def last_round(self) -> None:
         """Fetch the centre again, after the last round."""
         self._assemble(after_epoch=self._epochs)

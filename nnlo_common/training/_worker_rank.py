@@ -35,6 +35,9 @@ class WorkerRank:
         says_goodbye: tell the query service on leaving; its server is not one that this rank leaves.
         spares: the ranks that may take over from a server, among `hosts`.
         drop: takes a silent server out of the job; returns whether the others go on.
+
+    Attributes:
+        on_moving: called when the parameters have moved because another rank serves now.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class WorkerRank:
         self._asking, self._says_goodbye = asking, says_goodbye
         self._servers, self._spares, self._on_drop = set(hosts), set(spares), on_drop
         self._gone: set[int] = set()
+        self.on_moving: Callable[[], object] = lambda: None
         self._watch = ServerWatch(
             hosts,
             self._awaited,
@@ -198,6 +202,10 @@ class WorkerRank:
         self._steps = state["steps"]
         self.count_samples(state["samples"])
 
+    def note_save(self) -> None:
+        """Note that this rank has saved together with all others between two epochs."""
+        self._queries.record.saves += 1
+
     def begin_after(self, epochs: int) -> None:
         """Note that the servers count these epochs as finished; call it before `start`."""
         self._worker.begin_after(epochs)
@@ -245,6 +253,8 @@ class WorkerRank:
             raise error or PeerLostError(rank, "a server of the centre has died")
         self._gone.add(rank)
         self._work(self._going_on_without(rank), "another server")
+        if not self._worker.keeps_own:
+            self.on_moving()
 
     def _going_on_without(self, rank: int) -> Activity:
         yield from self._worker.go_on_without(rank)

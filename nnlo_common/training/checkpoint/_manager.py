@@ -290,7 +290,7 @@ class CheckpointManager:
         """
         if self._team is None and self.interrupts.came:
             self._saving.ending = self._asked_to_end = True
-        self._save_now(last=last)
+        self._save_now(last=last, between=True)
         self._last_s = time.monotonic()
 
     def score(self, value: float) -> None:
@@ -322,9 +322,9 @@ class CheckpointManager:
             self._saving.finish()
         wait_for_all()
 
-    def _save_now(self, *, last: bool = False) -> bool:
+    def _save_now(self, *, last: bool = False, between: bool = False) -> bool:
         with span("checkpoint", "copies"):
-            return self._saving.save(last=last)
+            return self._saving.save(last=last, between=between)
 
     def _advice(self) -> str:
         number = self.store.last()

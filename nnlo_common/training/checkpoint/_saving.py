@@ -31,6 +31,7 @@ from nnlo_common.protocol._query_messages import (
     DraftQuery,
     NothingMoreQuery,
     PartQuery,
+    ReturnQuery,
     WantCheckpointQuery,
 )
 from nnlo_common.training._group_worker import GroupTrainer
@@ -204,11 +205,12 @@ class Saving:
         self.save()
         self.ending = end
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
+    def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
         """Save together with all other ranks; all call it between two batches.
 
         Args:
             last: the training ends here, so a search cannot resume it with more ranks.
+            between: all ranks save between two epochs.
 
         Returns:
             False on a worker whose pause was cancelled because others need it first.
@@ -302,11 +304,13 @@ class _PartSaving(Saving):
         if not self._team.serves:
             self._team.ask(WantCheckpointQuery(end=end))
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
+    def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
         """Save together with all other ranks; False on a worker whose pause was cancelled."""
         self._wait()
         if not self._team.pause():
             return False
+        if between:
+            self._team.note_save()
         if not self._team.serves:
             self.all_pause()
         return True
@@ -336,8 +340,10 @@ class _PartSaving(Saving):
 class _SpareSaving(_PartSaving):
     """Saves nothing: the first server does, as long as it lives."""
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - only the first server needs it
-        """Do nothing."""
+    def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
+        """Only count, so that this rank knows what is left to do when it takes over."""
+        if between:
+            self._team.note_save()
         return True
 
     def hear_of_end(self) -> None:
@@ -362,9 +368,14 @@ class _FirstSaving(Saving):
             PartQuery: lambda rank, part: self._heard(rank, rounds.PartReported(rank, part)),
             NothingMoreQuery: lambda rank, _: self._heard(rank, rounds.NothingMore(rank)),
         }
+        self._saves: dict[int, int] = {}  # by rank, where this one has taken over from a dead server
         serving.keeper = self
         assert serving.service is not None  # this is the first server
         serving.service.add(self)
+
+    def returned(self, rank: int, told: ReturnQuery) -> None:
+        """Hear how often a rank has saved together with the server that has died."""
+        self._saves[rank] = told.saves
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Stop waiting for parts of this rank."""
@@ -374,9 +385,15 @@ class _FirstSaving(Saving):
     def want(self, *, end: bool) -> None:
         """Do nothing: only workers request checkpoints."""
 
-    def save(self, *, last: bool = False) -> bool:
-        """Save together with all other ranks."""
+    def save(self, *, last: bool = False, between: bool = False) -> bool:
+        """Save together with all other ranks, unless they have done so with a server that has died."""
         self._wait()
+        service = self._serving.service
+        assert service is not None  # this is the first server
+        self._serving.wait_until(lambda: service.heard)
+        if between and self._saves and self._saves[self._rank] < max(self._saves.values()):
+            self._saves[self._rank] += 1
+            return True
         self._handle(rounds.Due(last))
         return self._team.pause()
 
@@ -489,7 +506,7 @@ class _GroupSaving(Saving):
         self._wants_end |= end
         self._trainer.want_pause()
 
-    def save(self, *, last: bool = False) -> bool:  # noqa: ARG002 - as with servers
+    def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - as with servers
         """Save together with all other ranks."""
         self._wait()
         self._complete()
