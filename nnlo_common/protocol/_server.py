@@ -424,6 +424,8 @@ class Server:
 
     def _pause(self, event: Received) -> list[Action]:
         self.pauses.waiting.append(event)
+        # The dead server may have asked only some workers for the pause.
+        self.pauses.wanted |= event.message.again
         return self.answer_pauses()
 
     def _view(self, event: Received) -> list[Action]:

@@ -176,8 +176,7 @@ class ShardClient:
         """
         released = [Release(self.shard.server, event.frame) for event in self._replies]
         self.shard = shard
-        self.pause_cancelled |= self.pausing
-        self.pausing = self.absorbing = False
+        self.absorbing = False
         if self.phase not in (Phase.JOINING, Phase.TRAINING):
             return [*released]
         self.keeps_parameters |= self.phase is Phase.TRAINING
@@ -483,6 +482,8 @@ class ShardClient:
             yield self._request(Kind.OPTIONS, self._options)
         if self._look_into is not None:
             yield self._look()
+        if self.pausing:
+            yield self._request(Kind.PAUSE, again=True)
 
     def _unpacked(self, event: Received, wire: WireEnd) -> Received:
         """Return a reply with its vector as the rule has made it."""
@@ -569,21 +570,23 @@ class ShardClient:
                 return flat.frame
         return None
 
-    def _request(self, kind: Kind, vector: Vector | None = None, frame: Frame | None = None) -> Send:
+    def _request(
+        self, kind: Kind, vector: Vector | None = None, frame: Frame | None = None, *, again: bool = False
+    ) -> Send:
         joining = kind is Kind.JOIN
         # PAUSE takes no sequence number, so that pauses do not change the saved state.
         self._sequence += not joining and kind is not Kind.PAUSE
-        again = joining and self._again
+        rejoins = joining and self._again
         message = Message(
             kind,
             self.rank,
             0 if joining else self._sequence,
-            self.epochs if again else self.rule.clock,
+            self.epochs if rejoins else self.rule.clock,
             self.pulled_at,
-            self._views if again else self.waited if kind is Kind.EPOCH else self._share(kind),
+            self._views if rejoins else self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
-            again,
-            (joining and self.keeps_parameters and not again)
+            rejoins or again,
+            (joining and self.keeps_parameters and not rejoins)
             or (kind is Kind.VIEW and self._refreshes)
             or (kind is Kind.PULL and self.looking),
             self.samples,
