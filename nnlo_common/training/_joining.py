@@ -14,7 +14,7 @@ import numpy as np
 
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.algorithms._rule import GroupRule
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, warn
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
 from nnlo_common.cluster._topology import Cell, Role, Topology
@@ -190,6 +190,11 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         error.collective = True  # all ranks compare the same facts and raise the same error
         disengage()  # no exchange has begun, so leaving is safe
         raise
+    if cell.spares and not world.survives_loss and world.rank == 0:
+        warn(
+            f"spares={len(cell.spares)}, but here the job ends with any rank that dies; start it by "
+            "mpiexec --with-ft ulfm of Open MPI 5, or leave spares out and have a rank more that trains"
+        )
     places = gathered_places(world.gather_text)
     place = places[world.rank]
     clock = ClockOffset()

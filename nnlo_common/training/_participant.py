@@ -252,8 +252,9 @@ class Participant:
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
             if isinstance(self._part, SpareRank):
                 self._part.on_taking_over.append(self._take_over)
-            if self._log_order is not None and self._member.server is not None:
-                self._recording = Recording(self._log_order, self._member.server)
+            server = None if isinstance(self._part, SpareRank) else self._member.server
+            if self._log_order is not None and server is not None:
+                self._recording = Recording(self._log_order, server)
         self._over = self._epoch_open = False
         self._part.start()
         return self

@@ -71,7 +71,9 @@ def test_a_spare_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path
     outcome = run(strike, tmp_path)
     assert judge(strike, outcome, tmp_path) == "finished"
     assert not outcome.late
-    assert re.search(r"rank 0 on \S+, the server, has died; rank 3 serves in its place, from a copy", outcome.text)
+    assert re.search(
+        r"rank 0 on \S+, the server, has died; rank 3 serves in its place, from a copy", outcome.text
+    )
     assert "finished: ('rank 0 on " in outcome.text
 
 

@@ -179,7 +179,7 @@ def test_the_last_ranks_are_spares():
     assert titles == ["server 0", "worker 0", "worker 1", "worker 2", "spare 0", "spare 1"]
     assert topology.cells[0].spares == (4, 5)
     assert topology.table().splitlines()[-1].split() == ["5", "spare", "1", "of", "2"]
-    with pytest.raises(ConfigurationError, match="1 - 1 spare = 0 worker ranks.* Start 3 ranks"):
+    with pytest.raises(ConfigurationError, match=r"1 - 1 spare = 0 worker ranks.* Start 3 ranks"):
         Topology.of_training(["", ""], spares=1)
 
 
