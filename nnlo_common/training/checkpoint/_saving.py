@@ -9,6 +9,7 @@ server within half a second. The first server schedules all of it: `nnlo_common.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -414,6 +415,9 @@ class _FirstSaving(Saving):
         self._wait()
         self._serving.wait_until(lambda: self._round.closed)
         self._wait()
+        if self._saves and self._store.folder.is_dir():
+            with contextlib.suppress(OSError):  # of the server that has died
+                self._store.remove_leftovers()
 
     def _request(self, rank: int, query: WantCheckpointQuery) -> Answers:
         self.settle()

@@ -292,9 +292,7 @@ class Store:
         draft = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in list(self.folder.iterdir()):
-                if _PART.fullmatch(path.name):
-                    remove_tree(path)
+            self.remove_leftovers()
             number = max(self._numbers(), default=0) + 1
             draft = self.draft(number)
             draft.folder.mkdir()
@@ -302,6 +300,12 @@ class Store:
             self.warn_once(refused(error))
             return None
         return draft
+
+    def remove_leftovers(self) -> None:
+        """Remove what killed writers have left."""
+        for path in list(self.folder.iterdir()):
+            if _PART.fullmatch(path.name):
+                remove_tree(path)
 
     def draft(self, number: int) -> Draft:
         """Return the draft that another process has begun, to write this process's files to."""
