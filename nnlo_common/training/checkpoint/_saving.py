@@ -347,6 +347,13 @@ class _SpareSaving(_PartSaving):
             self._team.note_save()
         return True
 
+    def finish(self) -> None:
+        """Announce that no parts come; finish as the first server if this rank takes over meanwhile."""
+        super().finish()
+        now = self._team.before_close
+        if now is not None and now != self.finish:
+            now()
+
     def hear_of_end(self) -> None:
         """Hear whether all ranks leave after the last checkpoint."""
         answer: DraftAnswer = self._team.ask(DraftQuery(pauses=0))
