@@ -14,7 +14,7 @@ from nnlo_common.testing._schedules import (
     Schedule,
 )
 from nnlo_common.testing._training import VirtualRun, train_virtually
-from nnlo_common.testing._virtual import VirtualCluster, VirtualTree, tree_machines
+from nnlo_common.testing._virtual import ServerDeath, VirtualCluster, VirtualTree, tree_machines
 
 __all__ = [
     "ByTime",
@@ -27,6 +27,7 @@ __all__ = [
     "Replay",
     "RoundRobin",
     "Schedule",
+    "ServerDeath",
     "VirtualCluster",
     "VirtualRun",
     "VirtualTree",

@@ -304,6 +304,15 @@ class ServerDeath:
     Attributes:
         copied: the number of requests handled by all servers when the newest copy of its state was made.
         died: the same at its death.
+
+    Example:
+        >>> from nnlo_common import SGD, Downpour
+        >>> from nnlo_common.testing import train_virtually
+        >>> run = train_virtually(Downpour(), lambda x, rank: x, [8.0], workers=2, steps=3,
+        ...                       optimizer=SGD(0.25), deaths=[ServerDeath(copied=3, died=6)])
+        >>> (server,) = run.servers
+        >>> server.rank, server.rule.clock, server.commits_lost  # of six; two more were under way
+        (3, 1, 3)
     """
 
     copied: int

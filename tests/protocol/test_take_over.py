@@ -26,8 +26,7 @@ from nnlo_common import (
 )
 from nnlo_common.algorithms._rule import Contribution
 from nnlo_common.protocol import Kind, Message, Received, Send, Server, Shard, Wait, Worker
-from nnlo_common.testing import Interleaved, RandomOrder, train_virtually
-from nnlo_common.testing._virtual import ServerDeath
+from nnlo_common.testing import Interleaved, RandomOrder, ServerDeath, train_virtually
 
 STEPS = [[3, 4], [4, 3], [2, 5]]
 ALGORITHMS = {
