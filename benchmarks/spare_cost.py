@@ -35,7 +35,7 @@ def train(parameters: int, spares: int, seconds: float, dies_after_s: float | No
     steps, longest_s, began_s = 0, 0.0, time.perf_counter()
     me = Participant(Downpour(), [np.zeros(parameters, "f4")], optimizer=Adam(1e-3), spares=spares)
     with me:
-        if me.rank == 0 and dies_after_s is not None:
+        if me.role == "server 0" and dies_after_s is not None:
             timer = threading.Timer(dies_after_s, lambda: os.kill(os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()

@@ -93,7 +93,8 @@ class Message(NamedTuple):
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
             DROPPED, as `views` in a JOIN that is `again`.
         shard: the shard it is about.
-        stop: replies: finish training now; read it as `again` in JOIN and PAUSE.
+        stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
+            `last_copy` in COPY.
         mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
             kind.
         samples: requests: the number of samples the sender has taken so far; read it as `progress` in
@@ -154,6 +155,11 @@ class Message(NamedTuple):
     def again(self) -> bool:
         """JOIN and PAUSE: a server has died, and the worker goes on with the rank that replaces it."""
         return self.stop and self.kind in (Kind.JOIN, Kind.PAUSE)
+
+    @property
+    def last_copy(self) -> bool:
+        """COPY: no more copies come, and this is none."""
+        return self.kind is Kind.COPY and self.stop
 
     @property
     def epochs(self) -> int:

@@ -400,6 +400,7 @@ class ServerRank:
         if self._copies is not None:
             self._copies.stop()
             self.wait_until(lambda: self._copies is None or self._copies.idle)
+            self._copies.end()
         self.ask(GoodbyeQuery())
         self.wait_until(lambda: self.service is None or not self.service.present)
         self._endpoint.close()

@@ -145,6 +145,7 @@ class SpareRank(ServerRank):
             return
         self._served = True  # the centre is final, and here
         last()
+        self.wait_until(lambda: self._received.over or self._shard.server in self._gone)
         perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
         self.wait_until(lambda: self._queries.answer is not None or self._shard.server in self._gone)
         self._endpoint.close()

@@ -142,6 +142,14 @@ class StateCopies:
         """Begin no more copies."""
         self._stopped = True
 
+    def end(self) -> None:
+        """Tell all spares that no more copies come, so that they may leave; call it once `idle`."""
+        for spare in self._spares:
+            message = Message(
+                Kind.COPY, self._rank, 0, shard=self._channel, stop=True, vector=np.zeros(0, "f4")
+            )
+            self._endpoint.send(spare, message)
+
     def _send(self) -> None:
         assert self._pieces is not None  # checked by the callers
         piece = next(self._pieces, None)
@@ -172,10 +180,16 @@ def _cut(parts: Iterable[_Bytes]) -> Iterator[tuple[Vector, bool]]:
 
 
 class ReceivedCopies:
-    """The newest whole copy of a server's state, on a spare."""
+    """The newest whole copy of a server's state, on a spare.
+
+    Attributes:
+        came_s: when it came; None: there is none.
+        over: no more will come.
+    """
 
     def __init__(self) -> None:
-        self.came_s: float | None = None  # when the newest came
+        self.came_s: float | None = None
+        self.over = False
         self._newest: _Bytes | None = None
         self._coming: list[_Bytes] = []
         self._number = 0
@@ -183,6 +197,9 @@ class ReceivedCopies:
     def take(self, message: Message) -> None:
         """Take a piece."""
         assert message.vector is not None  # a COPY has one
+        if message.last_copy:
+            self.over = True
+            return
         if message.pulled_at != self._number:
             self._number, self._coming = message.pulled_at, []
         self._coming.append(message.vector.view(np.uint8).copy())

@@ -33,7 +33,7 @@ ALGORITHMS = {
     "synchronous": (Synchronous(), SGD(0.1)),
     "rounds": (LocalSGD(every=3), SGD(0.1)),
 }
-TIMEOUT_S = 120.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -181,6 +181,16 @@ def test_the_last_ranks_are_spares():
     assert topology.table().splitlines()[-1].split() == ["5", "spare", "1", "of", "2"]
     with pytest.raises(ConfigurationError, match=r"1 - 1 spare = 0 worker ranks.* Start 3 ranks"):
         Topology.of_training(["", ""], spares=1)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "synchronous"])
+def test_a_copy_under_way_holds_up_nobody_at_the_end(name, monkeypatch):
+    """Copies of many pieces follow each other without a pause, also while all leave."""
+    monkeypatch.setattr(_state_copies, "PIECE", 8)
+    results, told = train(name, [], epochs=1, steps=3)
+    assert told == []
+    assert [role for role, *_ in results] == ["server 0", "worker 0", "worker 1", "spare 0"]
 
 
 # -- copies -----------------------------------------------------------------------------------------------
