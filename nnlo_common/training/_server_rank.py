@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -117,6 +118,8 @@ class TrainingQueries(QueryService):
         """Set whether workers may wait for leases that others may give back."""
         return self.tell(self._leasing.let_wait(may_wait=may_wait))
 
+
+_LOG = logging.getLogger(__name__)
 
 _CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
 _NEVER = 0  # an epoch that all have finished, so no pause completes
@@ -593,7 +596,7 @@ class ServerRank:
         """Go on without a spare that has died."""
         self._spares = tuple(one for one in self._spares if one != event.rank)
         left = f"spares left: {len(self._spares)}" if self._spares else "the server's death now ends the job"
-        warn(f"rank {event.rank}, a spare, has died; {left}")
+        _LOG.warning("nnlo: rank %d, a spare, has died; %s", event.rank, left)
         if self._copies is not None:
             self._copies.without(event.rank)
         perform(self._endpoint, self._server.forget_server(event.rank))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from nnlo_common.base._errors import PeerLostError, warn
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Event, Kind, Lost, Message, QueryClient, Received, Server, Shard, Standing
@@ -18,6 +19,8 @@ from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import ReceivedCopies
 
 __all__ = ["SpareRank"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class SpareRank(ServerRank):
@@ -236,7 +239,7 @@ class SpareRank(ServerRank):
             f"its place, from a copy of {old_s:.1f} s before"
         )
         self._losses.append(f"{told}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        warn(f"{told}. What workers have contributed since is lost")
+        _LOG.warning("nnlo: %s. What workers have contributed since is lost", told)
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))

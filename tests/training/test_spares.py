@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import queue
-import warnings
 
 import numpy as np
 import pytest
@@ -44,6 +44,19 @@ def _copies_at_once(monkeypatch):
     monkeypatch.setattr("nnlo_common.training._server_rank.LOOK_FOR_COPIES_S", 0.0)
 
 
+class Told(logging.Handler):
+    """Keeps what is said of the server and of spares."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        text = record.getMessage()
+        if "serves in its place" in text or "a spare" in text:
+            self.lines.append(text.removeprefix("nnlo: "))
+
+
 def train(name, faults, *, spares=1, epochs=3, steps=7):
     """Train three ranks of a problem whose solution is 1, 2, 3; return what each rank has at the end."""
     algorithm, optimizer = ALGORITHMS[name]
@@ -65,10 +78,14 @@ def train(name, faults, *, spares=1, epochs=3, steps=7):
     with MemoryCluster(3 + spares) as cluster:
         for rank, point, occurrence in faults:
             cluster.fail(rank, point, occurrence, may_miss=True)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        told = Told()
+        logger = logging.getLogger("nnlo_common.training")
+        logger.addHandler(told)
+        try:
             results = cluster.run(program, TIMEOUT_S)
-    return results, [str(one.message) for one in told]
+        finally:
+            logger.removeHandler(told)
+    return results, told.lines
 
 
 POINTS = [
