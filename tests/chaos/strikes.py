@@ -63,7 +63,7 @@ EPOCHS, SAMPLES = 3, 1200
 LONGEST_STALL_S = 2.0
 #: How long a job may take to end, with all its processes, when a rank or the launcher dies.
 LONGEST_END_S = 15.0
-_START_S, _END_S = 180.0, 60.0
+_START_S, _END_S = 180.0, 120.0
 # One after another; as their number has no factor in common with that of the algorithms, all meet.
 _STRUCK = ("worker", "part", "launcher", "worker", "close", "server", "manifest", "worker", "finalize")
 
