@@ -182,6 +182,7 @@ class ServerRank:
         self._epochs = self._views = self._pulls = 0
         self._telling = telling_places(parameters.layout, place)
         self._missing: set[int] = set()
+        self._asked_for = 0, False  # the epochs after which they are, and whether they are the last
         self._in_view = False  # between epochs, waiting for all workers to view the centre
         self._leaving = self._told_of_leaving = False
         self._left_after = math.inf  # the number of epochs of the worker that left first
@@ -464,12 +465,17 @@ class ServerRank:
             after_epoch: wait until all have finished this many epochs; None: one more than last time.
         """
         self._pulls += 1
-        epochs = self._pulls if after_epoch is None else after_epoch
         self._missing = set(self._others)
-        for shard in self._others.values():
-            request = Message(Kind.PULL, self._server.rank, epochs, shard=shard.index, mark=for_good)
-            self._endpoint.send(shard.server, request)
+        self._asked_for = self._pulls if after_epoch is None else after_epoch, for_good
+        self._ask_for_missing()
         self.wait_until(self._assembled)
+
+    def _ask_for_missing(self) -> None:
+        """Ask the other servers for the shards that are missing."""
+        epochs, for_good = self._asked_for
+        for index in sorted(self._missing):
+            request = Message(Kind.PULL, self._server.rank, epochs, shard=index, mark=for_good)
+            self._endpoint.send(self._others[index].server, request)
 
     def _assembled(self) -> bool:
         return not self._missing and self._server.pulled_by_other_servers(self._pulls)

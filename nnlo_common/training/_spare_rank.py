@@ -6,13 +6,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
 
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Event, Kind, Lost, Message, QueryClient, Received, Server, Shard, Standing
-from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
+from nnlo_common.protocol._query_messages import GoodbyeQuery, LeaveQuery
 from nnlo_common.training._event_loop import perform
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
 from nnlo_common.training._stall_detector import StallDetector
@@ -120,23 +119,6 @@ class SpareRank(ServerRank):
         """Note that the others have saved together between two epochs, or are about to."""
         self._client.record.saves += 1
 
-    def last_round(self) -> None:
-        """Fetch the centre again, after the last round."""
-        self._assemble(after_epoch=self._epochs)
-
-    def tell_rate(self, rate: float) -> None:
-        """Note a learning rate that the server sends with all replies."""
-        self._server.rate = rate
-        if not self.standing_by:
-            super().tell_rate(rate)
-
-    def ask(self, query: Query[AnswerT]) -> AnswerT:
-        """Ask the query service, which may be on this rank when the answer is there."""
-        perform(self._endpoint, self._queries.ask(query))
-        self.wait_until(lambda: self._queries.answer is not None)
-        answer: Any = self._queries.answer
-        return cast("AnswerT", answer)
-
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Leave; take over until then."""
         if self.standing_by:
@@ -204,10 +186,7 @@ class SpareRank(ServerRank):
             return
         self._others = {left.index: left}
         perform(self._endpoint, self._client.return_to(left.server))
-        if self._missing:
-            epochs = self._pulls
-            request = Message(Kind.PULL, self._server.rank, epochs, shard=left.index)
-            self._endpoint.send(left.server, request)
+        self._ask_for_missing()
 
     def _take_shard(self, event: Received) -> None:
         self._server.stopping |= event.message.final  # all workers have left
@@ -252,7 +231,7 @@ class SpareRank(ServerRank):
         if isinstance(event, Received) and self._goes_before_it_returns(event.message):
             self._endpoint.release(event.message.sender, event.frame)
             perform(self._endpoint, self._server.depart(event.message.sender))
-            super()._left(event.message.sender)
+            self._left(event.message.sender)
         else:
             super()._handle(event)
 

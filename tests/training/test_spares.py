@@ -21,7 +21,7 @@ from nnlo_common import (
 )
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.protocol import Kind, Received
-from nnlo_common.protocol._query_messages import MeanQuery
+from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.training import _spare_rank, _state_copies
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
@@ -208,6 +208,32 @@ def test_a_copy_under_way_holds_up_nobody_at_the_end(name, monkeypatch):
     results, told = train(name, [], epochs=1, steps=3)
     assert told == []
     assert [role for role, *_ in results] == ["server 0", "worker 0", "worker 1", "spare 0"]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_spare_that_does_not_take_over_asks_the_next_server_for_the_same_centre():
+    """The server dies when both spares wait for the centre after the last round."""
+
+    def program(world):
+        me = Participant(LocalSGD(every=3), [np.zeros(3, "f4")], optimizer=SGD(0.1), world=world, spares=2)
+        with me:
+            part = me._member.part
+            for _ in me.batches(range(8)):
+                me.gradients[0][:] = me.point[0] - 1
+                me.step()
+            part.ask(LastRoundQuery(values={}, weight=1.0))
+            if me.role.startswith("worker"):
+                part.last_round()
+            part.ask(LastRoundQuery(values={}, weight=0.0))
+            if not me.role.startswith("worker"):
+                part.last_round()
+            part.ask(MeanQuery(values={}, weight=1.0))
+        return me.role
+
+    with MemoryCluster(5) as cluster:
+        cluster.fail(0, "receive PULL", 4)
+        roles = cluster.run(program, TIMEOUT_S)
+    assert roles[1:] == ["worker 0", "worker 1", "server 0", "spare 1"]
 
 
 # -- copies -----------------------------------------------------------------------------------------------
