@@ -8,6 +8,7 @@ send again. What the dead service knew of leases, its workers know together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from typing import Any, Protocol, runtime_checkable
 
 from nnlo_common.base._json_codec import content_of, message_of
@@ -77,7 +78,8 @@ class _LeasesHad:
     def told(self) -> dict[str, Any]:
         """Return it for a `ReturnQuery`."""
         used = {str(epoch): [list(one) for one in had] for epoch, had in sorted(self._used.items())}
-        return {"data": self._data, "epoch": self._epoch, "used": used, "held": list(self._held)}
+        held = [list(astuple(lease)) for lease in self._held]
+        return {"data": list(astuple(self._data)), "epoch": self._epoch, "used": used, "held": held}
 
     @property
     def _size(self) -> int:
@@ -183,8 +185,8 @@ def leases_told(
 ) -> Iterable[tuple[SampledData, int, Mapping[int, list[tuple[int, int]]], list[Lease]]]:
     """Give for each sampler its data, the rank's epoch, the positions it has used, and its leases."""
     for name, one in told.leases.items():
-        data = SampledData(*one["data"]) if isinstance(one["data"], list) else one["data"]
+        data = SampledData(*one["data"])
         used = {int(epoch): [(start, stop) for start, stop in had] for epoch, had in one["used"].items()}
-        held = [lease if isinstance(lease, Lease) else Lease(*lease) for lease in one["held"]]
+        held = [Lease(*lease) for lease in one["held"]]
         assert data.sampler == name, f"rank {rank} tells of {data.sampler!r} as {name!r}"
         yield data, int(one["epoch"]), used, held

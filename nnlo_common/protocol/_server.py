@@ -234,14 +234,19 @@ class Server:
         """
         if self._waiting.locks or self._holder is not None or self._waiting.views:
             raise self.story.error("cannot save while a worker holds the lock or waits; pause all first")
+        pending = [kept(event.message) for event in self._waiting.contributions]
+        wires = {"wires": self._wire_states()} if self._wire.packs else {}
+        return {**self._records(self.peers.states(), pending), **wires}
+
+    def _records(self, peers: Mapping[int, State], pending: list[State]) -> State:
+        """Return the centre and all counts, with these records of workers and these waiting messages."""
         return {
             "rule": self.rule.state(),
             "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
             "rate": self.rate,
             "progress_at": list(self.progress_at),
-            "workers": {str(rank): peer for rank, peer in sorted(self.peers.states().items())},
-            "pending": [kept(event.message) for event in self._waiting.contributions],
-            **({"wires": self._wire_states()} if self._wire.packs else {}),
+            "workers": {str(rank): peer for rank, peer in sorted(peers.items())},
+            "pending": pending,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -282,15 +287,9 @@ class Server:
 
         It has no requests: a worker that waits asks the other rank again.
         """
+        peers = {rank: peer.state() for rank, peer in self.peers.items()}
         return {
-            "server": {
-                "rule": self.rule.state(),
-                "staleness": sorted([stale, count] for stale, count in self.staleness.items()),
-                "rate": self.rate,
-                "progress_at": list(self.progress_at),
-                "workers": {str(rank): peer.state() for rank, peer in sorted(self.peers.items())},
-                "pending": [],
-            },
+            "server": self._records(peers, []),
             "stopping": self.stopping,
             "gone": {str(rank): one.standing.name for rank, one in self.peers.items() if one.gone},
         }
@@ -318,7 +317,7 @@ class Server:
                 peer.standing = gone.get(rank, Standing.EXPECTED)
                 self.peers[rank] = peer
         self.awaited = len(self.peers.awaited())
-        self.rule.attend(sum(peer.standing is not Standing.LOST for peer in self.peers.values()))
+        self._attend()
         self._warm = True  # whoever trained may go on
         self.story.tell("takes over at clock", self.rule.clock)
 
@@ -461,6 +460,9 @@ class Server:
     def _depart(self, rank: int, standing: Standing) -> None:
         self.awaited -= self.peers[rank].standing in AWAITED
         self.peers[rank].standing = standing
+        self._attend()
+
+    def _attend(self) -> None:
         # Only deaths: at the end of a training it depends on timing who has left already.
         self.rule.attend(sum(peer.standing is not Standing.LOST for peer in self.peers.values()))
 
