@@ -29,7 +29,7 @@ from nnlo_common.base._spans import span
 from nnlo_common.base._whole_files import hold, usable, whole, whole_file, write_whole
 from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster._gpus import own_gpu, when_chosen
-from nnlo_common.cluster._topology import Topology
+from nnlo_common.cluster._topology import Roles, Topology
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld, Group, RankWorld
 from nnlo_common.data import (
     MOST_PASSES,
@@ -70,7 +70,7 @@ from nnlo_common.training._event_loop import Periodic
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
 from nnlo_common.training._model_vectors import Trained, unwired, vectors_in_turn
-from nnlo_common.training._rank_options import RankOptions
+from nnlo_common.training._rank_options import RankOptions, checked_roles, roles_taken_from
 from nnlo_common.training._rank_parts import has_center, say, serves, speaks
 from nnlo_common.training._readable_options import readable
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
@@ -158,6 +158,9 @@ __all__ = [
     "ProgressDisplay",
     "Query",
     "RankOptions",
+    "Roles",
+    "checked_roles",
+    "roles_taken_from",
     "RankWorld",
     "RatePlan",
     "Reading",

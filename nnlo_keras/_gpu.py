@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import RankWorld, launched, own_gpu, warn, when_chosen
+from nnlo_common.plugin import RankWorld, Roles, checked_roles, launched, own_gpu, warn, when_chosen
 
 __all__ = ["use_gpu"]
 
 
 def use_gpu(
     *,
-    servers: int = 1,
-    sub_servers: int | Literal["host"] = 0,
-    spares: int = 0,
     server_gpu: bool = False,
     world: RankWorld | None = None,
+    **roles: Unpack[Roles],
 ) -> int | None:
     """Let Keras use this rank's GPU only, and return its number, or None on the CPU (collective).
 
@@ -29,11 +27,9 @@ def use_gpu(
     `optimize` or `MPITuner` has the GPU that the search has chosen for this rank, without this call.
 
     Args:
-        servers: the number of servers, as of the wrapper.
-        sub_servers: the number of sub-servers, as of the wrapper.
-        spares: the number of spares, as of the wrapper.
         server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
 
     Raises:
         ConfigurationError: TensorFlow has used its devices already.
@@ -42,7 +38,8 @@ def use_gpu(
         >>> number = use_gpu()
         >>> model = keras.Sequential([keras.layers.Dense(1)])
     """
-    number = own_gpu(world or launched(), servers, sub_servers, spares=spares, server_gpu=server_gpu)
+    given = checked_roles("use_gpu()", roles)
+    number = own_gpu(world or launched(), server_gpu=server_gpu, **given)
     return number if _USES[keras.backend.backend()](number) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Unpack
 
 import keras
 
@@ -18,12 +18,13 @@ from nnlo_common.plugin import (
     HDF5Source,
     LeasedBatches,
     LedgerClient,
-    RankOptions,
     RankWorld,
+    Roles,
     SampledData,
     Session,
     launched,
     planned,
+    roles_taken_from,
 )
 
 __all__ = ["Batches", "H5Sequence"]
@@ -32,28 +33,28 @@ __all__ = ["Batches", "H5Sequence"]
 _LOOKS = 4
 
 
+class ShareOptions(BatchOptions, Roles, total=False):
+    """What `Batches` can be told: of the batches, and of the ranks."""
+
+
 class Batches(keras.utils.PyDataset):
     """Batches of the samples in files: this worker's share, or all samples in a process alone.
 
     See `nnlo_common.data.FileBatches` for how samples are divided and read. It shuffles itself: the `shuffle`
     of `fit` has no effect, as batches come in order whatever index Keras requests. A server gets one sample,
-    from which its `fit` learns shapes and types. `assignment="dynamic"` needs `Distribute` in the `fit`.
+    from which its `fit` learns shapes and types. A rank of a group that has a batch less than the others gets
+    one of another rank again, which has no weight. `assignment="dynamic"` needs `Distribute` in the `fit`;
+    with servers=0 it is the same as "static".
 
     Args:
         files: paths, a pattern or a list file; see `nnlo_common.data.list_files`. The format follows from
             their names: HDF5, ROOT (``file.root:tree``), Parquet and those of the page on data. Or columns
             in memory, by name: objects with a length whose slices are arrays.
         shard: False: all samples on each rank, for validation_data.
-        servers: as in the wrapper.
-        group_size: as in the wrapper. A rank of a group that has a batch less than the others gets one of
-            another rank again, which has no weight. With servers=0 `assignment="dynamic"` is the same as
-            "static".
-        sub_servers: as in the wrapper.
-        spares: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        options: `batch_size`, `shuffle`, `seed`, `block`, `window` and `assignment`: see
-            `nnlo_common.data.BatchOptions`; `features`, `labels` and the others of
-            `nnlo_common.data.FileSource`.
+        options: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper; `batch_size`,
+            `shuffle`, `seed`, `block`, `window` and `assignment`: see `nnlo_common.data.BatchOptions`;
+            `features`, `labels` and the others of `nnlo_common.data.FileSource`.
 
     Attributes:
         epoch: the number of the next epoch, from 0. It increments itself, and `Distribute` keeps it from
@@ -76,26 +77,28 @@ class Batches(keras.utils.PyDataset):
         files: Files | Mapping[str, Any],
         *,
         shard: bool = True,
-        servers: int = 1,
-        group_size: int | None = None,
-        sub_servers: int | Literal["host"] = 0,
-        spares: int = 0,
         world: RankWorld | None = None,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[ShareOptions],
     ) -> None:
         super().__init__()
+        reading: dict[str, Any] = {**options}
+        roles = roles_taken_from(reading, self._kind)
         batches = self._batches = FileBatches(
-            files, self._kind, source=self._source_of, trained_on=shard, **options
+            files, self._kind, source=self._source_of, trained_on=shard, **reading
         )
         # A group without a server is one worker, to which nothing can be leased.
-        world, self.dynamic, self.leased = world or launched(), batches.dynamic and servers > 0, False
+        world, self.dynamic, self.leased = (
+            world or launched(),
+            batches.dynamic and roles["servers"] > 0,
+            False,
+        )
         self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
-            given = RankOptions(servers=servers, group_size=group_size, spares=spares)
-            topology = planned(world, given, sub_servers)
+            topology = planned(world, roles)
             assignment = topology.assignment(world.rank)
-            ranks = sum(map(len, topology.cells[0].groups))
-            size = self._group_size = group_size or (1 if servers else ranks)
+            groups = topology.cells[0].groups
+            ranks, size = sum(map(len, groups)), len(groups[0])
+            self._group_size = size
             worker = assignment.worker
             index = None if worker is None else worker + ranks // size * (assignment.member or 0)
             _check_enough(self._kind, batches.size, ranks, leased=self.dynamic)

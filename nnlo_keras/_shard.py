@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import keras
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
-    RankOptions,
     RankWorld,
+    Roles,
     Session,
     all_same,
     as_values,
+    checked_roles,
     explain,
     launched,
     mark_of,
@@ -75,11 +76,8 @@ def _on_host(rows: Any) -> Any:
 
 def shard(
     *data: Any,
-    servers: int = 1,
-    group_size: int | None = None,
-    sub_servers: int | Literal["host"] = 0,
-    spares: int = 0,
     world: RankWorld | None = None,
+    **roles: Unpack[Roles],
 ) -> Any:
     """Return this rank's share of the training data; every sample goes to exactly one worker.
 
@@ -100,11 +98,8 @@ def shard(
 
     Args:
         data: arrays of equal length, lists or dictionaries of them, or one data set.
-        servers: as in the wrapper.
-        group_size: as in the wrapper.
-        sub_servers: as in the wrapper.
-        spares: as in the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
 
     Example:
         >>> shard([1, 2, 3])
@@ -112,8 +107,7 @@ def shard(
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
-        part = _Part.of(world, ranks, sub_servers)
+        part = _Part.of(world, checked_roles("shard()", roles))
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
@@ -160,12 +154,11 @@ class _Part:
     serves: bool
 
     @classmethod
-    def of(cls, world: RankWorld, given: RankOptions, sub_servers: int | Literal["host"]) -> _Part:
+    def of(cls, world: RankWorld, roles: Roles) -> _Part:
         """Return the part of a rank."""
-        topology = planned(world, given, sub_servers)
+        topology = planned(world, roles)
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
-        ranks = sum(map(len, cell.groups))
-        size = given.group_size or (1 if given.servers else ranks)
+        ranks, size = sum(map(len, cell.groups)), len(cell.groups[0])
         if assignment.worker is None:
             return cls(0, ranks, size, serves=True)
         # As the core's `Member.share`: the ranks of a group come as far apart as they can.

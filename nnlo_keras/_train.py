@@ -106,11 +106,9 @@ class KerasTrainer(Trainer):
         self.learning_rate = float(str(np.float32(keras.ops.convert_to_numpy(self._inner.learning_rate))))
         if (scale := plan.rate_scale) != 1:
             self._inner.learning_rate = self.learning_rate * scale
-        options = {**settings.ranks.given(), **settings.algorithm}
-        wrapper = getattr(nnlo_keras, plan.wrapper)(plan.by_layers(self._inner, nnlo_keras), **options)
-        ranks = settings.places
+        wrapper = plan.wrapped(self._inner, nnlo_keras)
         self._loss, self._metrics = _loss(plan), [_metric(plan, name) for name in settings.metrics]
-        self._open(Batches, ranks, {"shuffle": False, "shard": False})
+        self._open(Batches, settings.roles, {"shuffle": False, "shard": False})
         # With weights in the files metrics are weighted, too.
         measured = "metrics" if settings.weights_name is None else "weighted_metrics"
         self._compiled: dict[str, Any] = {"loss": self._loss, measured: self._metrics}

@@ -306,7 +306,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
 
     def topology(self, world: RankWorld) -> Topology:
         """Return the roles of all ranks; with sub-servers all ranks call it (collective)."""
-        return planned(world, self.ranks, self.algorithm.tree())
+        return planned(world, self.ranks.roles(self.algorithm.tree()))
 
     @property
     def steps_workers(self) -> bool:

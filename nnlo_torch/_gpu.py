@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Unpack
 
 import torch
 
-from nnlo_common.plugin import RankWorld, launched, own_gpu, when_chosen
+from nnlo_common.plugin import RankWorld, Roles, checked_roles, launched, own_gpu, when_chosen
 
 __all__ = ["device"]
 
 
 def device(
     *,
-    servers: int = 1,
-    sub_servers: int | Literal["host"] = 0,
-    spares: int = 0,
     server_gpu: bool = False,
     world: RankWorld | None = None,
+    **roles: Unpack[Roles],
 ) -> torch.device:
     """Return this rank's device, for its model and its batches (collective).
 
@@ -27,16 +25,15 @@ def device(
     that the search has chosen for this rank. Without GPUs this is the CPU.
 
     Args:
-        servers: the number of servers, as of the wrapper.
-        sub_servers: the number of sub-servers, as of the wrapper.
-        spares: the number of spares, as of the wrapper.
         server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
 
     Example:
         >>> model = torch.nn.Linear(3, 1).to(device())
     """
-    number = own_gpu(world or launched(), servers, sub_servers, spares=spares, server_gpu=server_gpu)
+    given = checked_roles("device()", roles)
+    number = own_gpu(world or launched(), server_gpu=server_gpu, **given)
     if number is None or not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(number)

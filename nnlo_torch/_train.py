@@ -370,11 +370,8 @@ class TorchTrainer(Trainer):
 
     def join(self) -> None:
         """Wrap the optimizer, which joins the other ranks."""
-        make: Any = getattr(nnlo_torch, self._plan.wrapper)
-        settings = self._settings
-        options = {"model": self._model, **settings.ranks.given(), **settings.algorithm}
-        self._wrapper = make(self._plan.by_layers(self._optimizer, nnlo_torch), **options)
-        if settings.rates:
+        self._wrapper = self._plan.wrapped(self._optimizer, nnlo_torch, model=self._model)
+        if self._settings.rates:
             self._rates = RateSchedule(self._plan.rates, self._wrapper, self._stopping.mode)
 
     @property

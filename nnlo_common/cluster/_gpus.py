@@ -10,11 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias, Unpack
 
 from nnlo_common.cluster._hosts import VISIBILITY, Place, describe_here, gathered_places
 from nnlo_common.cluster._threads import limit_threads
-from nnlo_common.cluster._topology import Topology
+from nnlo_common.cluster._topology import Roles, Topology
 from nnlo_common.cluster.transport._endpoint import RankWorld
 
 __all__ = ["GpuTurns", "choose_gpu", "own_gpu", "search_turns", "share_host", "train_turns", "when_chosen"]
@@ -24,21 +24,17 @@ GpuTurns: TypeAlias = Callable[[Sequence[Place]], Sequence[int | None]]
 _LOG = logging.getLogger(__name__)
 
 
-def train_turns(
-    servers: int, sub_servers: int | Literal["host"] = 0, *, spares: int = 0, server_gpu: bool = True
-) -> GpuTurns:
+def train_turns(*, server_gpu: bool = True, **roles: Unpack[Roles]) -> GpuTurns:
     """Return the turns of a training: the ranks of a host take GPUs in turn, workers first.
 
     Args:
-        servers: the number of server ranks.
-        sub_servers: that of sub-servers; "host": one on each host.
-        spares: that of spares.
         server_gpu: whether servers take a turn, too.
+        roles: what decides which rank is a server.
     """
 
     def turns(places: Sequence[Place]) -> list[int | None]:
         hosts = [place.host for place in places]
-        topology = Topology.of_training(hosts, servers=servers, sub_servers=sub_servers, spares=spares)
+        topology = Topology.of_training(hosts, **roles)
         found = topology.gpus(places)
         serves = [one.role.serves and not server_gpu for one in topology.assignments]
         return [None if out else gpu for out, gpu in zip(serves, found, strict=True)]
@@ -81,7 +77,7 @@ def share_host(
     Example:
         >>> from nnlo_common.cluster._hosts import locate
         >>> env = {"CUDA_VISIBLE_DEVICES": "4,5,6"}
-        >>> share_host(locate([{"host": "a", "cores": 8, "gpus": 3}]), 0, 2, env, train_turns(1))
+        >>> share_host(locate([{"host": "a", "cores": 8, "gpus": 3}]), 0, 2, env, train_turns())
         >>> env
         {'CUDA_VISIBLE_DEVICES': '4,5'}
     """
@@ -132,14 +128,7 @@ def _log_choice(here: Place, gpu: int | None) -> None:
         _LOG.info("rank %d on %s uses GPU %d of %d", here.rank, here.host, gpu, here.gpus)
 
 
-def own_gpu(
-    world: RankWorld | None,
-    servers: int,
-    sub_servers: int | Literal["host"] = 0,
-    *,
-    spares: int = 0,
-    server_gpu: bool,
-) -> int | None:
+def own_gpu(world: RankWorld | None, *, server_gpu: bool, **roles: Unpack[Roles]) -> int | None:
     """Choose this rank's GPU for a training (collective); return its number among those it sees.
 
     In a trial of a search the GPU is that which the search has chosen, for blocks share hosts.
@@ -147,17 +136,15 @@ def own_gpu(
     Args:
         world: the ranks; None: this process trains alone, and uses the first GPU it sees if no search has
             chosen one.
-        servers: the number of server ranks.
-        sub_servers: that of sub-servers; "host": one on each host.
-        spares: that of spares.
         server_gpu: whether servers use one, too.
+        roles: what decides which rank is a server.
     """
     if world is None:
         first = 0 if describe_here()["gpus"] else None
         return first if _Choice.gpu is None else _Choice.gpu
     if world.of_trial:
-        return None if world.rank < servers and not server_gpu else _Choice.gpu
+        return None if world.rank < roles.get("servers", 1) and not server_gpu else _Choice.gpu
     places = gathered_places(world.gather_text)
-    gpu = train_turns(servers, sub_servers, spares=spares, server_gpu=server_gpu)(places)[world.rank]
+    gpu = train_turns(server_gpu=server_gpu, **roles)(places)[world.rank]
     _log_choice(places[world.rank], gpu)
     return gpu

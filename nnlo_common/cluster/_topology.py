@@ -28,13 +28,31 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._hosts import Place, text_table
 
-__all__ = ["Arrangement", "Assignment", "Cell", "Role", "Topology"]
+__all__ = ["Arrangement", "Assignment", "Cell", "Role", "Roles", "Topology"]
+
+
+class Roles(TypedDict, total=False):
+    """What a user says of the ranks of a training that decides which of them does what.
+
+    Attributes:
+        servers: how many ranks serve the centre.
+        group_size: ranks of one worker; None: 1, or all ranks without a server.
+        sub_servers: how many serve between the one server and the workers; "host": one on each host, but not
+            on that of the server if it is alone there.
+        spares: how many wait to serve in the place of a dead server: the last ranks.
+    """
+
+    servers: int
+    group_size: int | None
+    sub_servers: int | Literal["host"]
+    spares: int
+
 
 # -- arrangement of ranks into servers, workers, groups and blocks: the arithmetic, and its errors -----
 #     world = [1 coordinator, with blocks only] + blocks x folds x cell
@@ -433,36 +451,22 @@ class Topology:
         return cls(arrangement=arrangement, coordinator=coordinator, cells=cells, assignments=assignments)
 
     @classmethod
-    def of_training(
-        cls,
-        hosts: Sequence[str],
-        *,
-        servers: int = 1,
-        group_size: int | None = None,
-        sub_servers: int | Literal["host"] = 0,
-        spares: int = 0,
-    ) -> Topology:
+    def of_training(cls, hosts: Sequence[str], **roles: Unpack[Roles]) -> Topology:
         """Give each rank its role in one training.
 
         Args:
             hosts: the host of each rank.
-            servers: how many ranks serve the centre.
-            group_size: ranks of one worker; None: 1, or all ranks without a server.
-            sub_servers: how many serve between the one server and the workers; "host": one on each host,
-                but not on that of the server if it is alone there.
-            spares: how many wait to serve in the place of a dead server: the last ranks.
+            roles: what the user says of the ranks.
 
         Example:
             >>> tree = Topology.of_training(["a", "a", "a", "b", "b"], sub_servers="host")
             >>> [assignment.title for assignment in tree.assignments]
             ['server 0', 'sub-server 0', 'worker 0', 'sub-server 1', 'worker 1']
         """
-        number = len(_hosts_of_branches(hosts)) if sub_servers == "host" else sub_servers
-        size = len(hosts)
-        arranged = Arrangement.of_training(
-            size, servers=servers, group_size=group_size, sub_servers=number, spares=spares
-        )
-        return cls.plan(size, arranged, hosts)
+        given: dict[str, Any] = {**roles}
+        if given.get("sub_servers") == "host":
+            given["sub_servers"] = len(_hosts_of_branches(hosts))
+        return cls.plan(len(hosts), Arrangement.of_training(len(hosts), **given), hosts)
 
     def assignment(self, rank: int) -> Assignment:
         """Return the assignment of a rank."""

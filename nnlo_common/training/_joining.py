@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.base._errors import ConfigurationError, warn
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
-from nnlo_common.cluster._topology import Cell, Role, Topology
+from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
 from nnlo_common.protocol import (
@@ -33,7 +33,6 @@ from nnlo_common.training._all_reduce import reducer_of
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
-from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
 from nnlo_common.training._spare_rank import SpareRank
@@ -146,24 +145,19 @@ def launched() -> RankWorld | None:
     return MPIWorld(world)
 
 
-def planned(world: RankWorld, ranks: RankOptions, sub_servers: int | Literal["host"] = 0) -> Topology:
+def planned(world: RankWorld, roles: Roles) -> Topology:
     """Return the roles of all ranks before they join; with sub-servers all ranks call it (collective).
 
     Raises:
         ConfigurationError: the number of ranks does not fit.
     """
-    if sub_servers and world.of_trial:
+    branched = roles.get("sub_servers", 0)
+    if branched and world.of_trial:
         raise ConfigurationError(
-            f"sub_servers={sub_servers} in a trial of a search is not possible; leave it out"
+            f"sub_servers={branched} in a trial of a search is not possible; leave it out"
         )
-    hosts = world.gather_text(world.host) if sub_servers else [""] * world.size
-    return Topology.of_training(
-        hosts,
-        servers=ranks.servers,
-        group_size=ranks.group_size,
-        sub_servers=sub_servers,
-        spares=ranks.spares,
-    )
+    hosts = world.gather_text(world.host) if branched else [""] * world.size
+    return Topology.of_training(hosts, **roles)
 
 
 def join(world: RankWorld, plan: TrainingPlan) -> Member:
@@ -175,7 +169,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     disengage = world.engage()
     try:
         agree(world, plan)
-        topology = planned(world, plan.ranks, plan.algorithm.tree())
+        topology = planned(world, plan.ranks.roles(plan.algorithm.tree()))
         cell = topology.cell_of(world.rank)
         if world.of_trial and plan.ranks.all_reduce != "auto":
             raise ConfigurationError(

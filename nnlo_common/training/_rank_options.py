@@ -11,13 +11,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, cast
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._options import Declared, declared, option
+from nnlo_common.cluster._topology import Roles
 from nnlo_common.training._all_reduce import ALL_REDUCES, WayName, ways_of
 
-__all__ = ["RANK_OPTIONS", "RankArguments", "RankOptions", "rank_options_for"]
+__all__ = [
+    "RANK_OPTIONS",
+    "RankArguments",
+    "RankOptions",
+    "checked_roles",
+    "rank_options_for",
+    "roles_taken_from",
+]
 
 
 class RankArguments(TypedDict, total=False):
@@ -121,6 +129,15 @@ class RankOptions:
         """Whether the ranks of a training form groups."""
         return self.servers == 0 or self.group_size not in (None, 1)
 
+    def roles(self, sub_servers: int | Literal["host"] = 0) -> Roles:
+        """Return what of these decides which rank does what.
+
+        Args:
+            sub_servers: as the algorithm has them.
+        """
+        of_ranks = {name: getattr(self, name) for name in RANK_OPTIONS if name in Roles.__annotations__}
+        return cast(Roles, {**of_ranks, "sub_servers": sub_servers})
+
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, and the number of servers."""
         every = {name: getattr(self, name) for name in RANK_OPTIONS}
@@ -137,6 +154,34 @@ class RankOptions:
 
 #: The declarations by name.
 RANK_OPTIONS: Mapping[str, Declared] = declared(RankOptions)
+
+
+def checked_roles(user: str, given: Roles) -> Roles:
+    """Return what was given of `Roles`, each with its default if it was not.
+
+    Args:
+        user: the function that was given them, for messages.
+        given: its keyword arguments.
+
+    Raises:
+        ConfigurationError: one is not possible.
+
+    Example:
+        >>> checked_roles("shard()", {"servers": 2})
+        {'servers': 2, 'group_size': None, 'spares': 0, 'sub_servers': 0}
+    """
+    every: dict[str, Any] = {**given}
+    roles = roles_taken_from(every, user)
+    for name in every:
+        raise TypeError(f"{user} got an unexpected keyword argument {name!r}")
+    return roles
+
+
+def roles_taken_from(given: dict[str, Any], user: str) -> Roles:
+    """Take `Roles` out of a user's keyword arguments, which are others, too; see `checked_roles`."""
+    found = {name: given.pop(name) for name in Roles.__annotations__ if name in given}
+    sub_servers = found.pop("sub_servers", 0)
+    return RankOptions.taken_from(found, user).roles(sub_servers)
 
 
 @functools.cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._topology import Roles
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.training._joining import launched, planned
-from nnlo_common.training._rank_options import RankOptions
+from nnlo_common.training._rank_options import checked_roles
 
 __all__ = ["epochs_per_rank", "scale_lr"]
 
@@ -19,11 +20,8 @@ def scale_lr(
     *,
     rule: Literal["linear", "square_root", "none"] = "linear",
     asynchronous: bool = False,
-    servers: int = 1,
-    group_size: int | None = None,
-    sub_servers: int | Literal["host"] = 0,
-    spares: int = 0,
     world: RankWorld | None = None,
+    **roles: Unpack[Roles],
 ) -> float:
     """Return a learning rate for the larger batch that several ranks make together.
 
@@ -37,11 +35,8 @@ def scale_lr(
         rule: "linear" in the number of ranks; or "square_root", which suits Adam (Malladi et al., 2022,
             arXiv:2205.10287) and very large batches; "none": the rate stays, for an option of a script.
         asynchronous: whether each worker steps by itself, as with `Downpour`, `EASGD` or `GEM`.
-        servers: the number of servers, as of the wrapper.
-        group_size: the ranks of each worker, as of the wrapper.
-        sub_servers: the number of sub-servers, as of the wrapper.
-        spares: the number of spares, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
 
     Raises:
         ConfigurationError: the rate or the rule is none, or the ranks cannot be arranged like this.
@@ -54,8 +49,7 @@ def scale_lr(
         raise ConfigurationError(f"rate={rate!r} is not possible: use a number above 0, as the optimizer has")
     if rule not in ("linear", "square_root", "none"):
         raise ConfigurationError(f"rule={rule!r} is not possible: use 'linear', 'square_root' or 'none'")
-    ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
-    trained, size = _training_ranks(world or launched(), ranks, sub_servers)
+    trained, size = _training_ranks(world or launched(), checked_roles("scale_lr()", roles))
     together = size if asynchronous else trained
     return rate * {"linear": together, "square_root": math.sqrt(together), "none": 1}[rule]
 
@@ -63,11 +57,8 @@ def scale_lr(
 def epochs_per_rank(
     epochs: int,
     *,
-    servers: int = 1,
-    group_size: int | None = None,
-    sub_servers: int | Literal["host"] = 0,
-    spares: int = 0,
     world: RankWorld | None = None,
+    **roles: Unpack[Roles],
 ) -> int:
     """Return the number of epochs after which all ranks together have seen as many samples as one process.
 
@@ -77,11 +68,8 @@ def epochs_per_rank(
 
     Args:
         epochs: the number for one process.
-        servers: the number of servers, as of the wrapper.
-        group_size: the ranks of each worker, as of the wrapper.
-        sub_servers: the number of sub-servers, as of the wrapper.
-        spares: the number of spares, as of the wrapper.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
+        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
 
     Raises:
         ConfigurationError: the number is none, or the ranks cannot be arranged like this.
@@ -90,16 +78,13 @@ def epochs_per_rank(
         >>> epochs_per_rank(10, servers=0)  # on 4 ranks: 3
         10
     """
-    ranks = RankOptions(servers=servers, group_size=group_size, spares=spares)
-    trained, _ = _training_ranks(world or launched(), ranks, sub_servers)
+    trained, _ = _training_ranks(world or launched(), checked_roles("epochs_per_rank()", roles))
     return math.ceil(whole_number("epochs", epochs, 1) / trained)
 
 
-def _training_ranks(
-    world: RankWorld | None, ranks: RankOptions, sub_servers: int | Literal["host"]
-) -> tuple[int, int]:
+def _training_ranks(world: RankWorld | None, roles: Roles) -> tuple[int, int]:
     """Return how many ranks train, and how many of them share a step of one worker."""
     if world is None:
         return 1, 1
-    groups = planned(world, ranks, sub_servers).cell_of(world.rank).groups
+    groups = planned(world, roles).cell_of(world.rank).groups
     return sum(map(len, groups)), len(groups[0])

@@ -266,7 +266,7 @@ class Strategy(SingleDeviceStrategy):
             hosts = self._world.gather_text(self._world.host)
             self.global_rank = self._world.rank
             self.local_rank = hosts[: self.global_rank].count(self._world.host)
-            self._gpu = own_gpu(self._world, servers, server_gpu=True) or 0
+            self._gpu = own_gpu(self._world, server_gpu=True, servers=servers) or 0
             self.node_rank = list(dict.fromkeys(hosts)).index(self._world.host)
             rank_zero_only.rank = self.global_rank
 

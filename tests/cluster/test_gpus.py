@@ -23,9 +23,9 @@ def places(*hosts, gpus):
     return locate([{"host": host, "cores": 8, "gpus": gpus} for host in hosts])
 
 
-def gpus_of(servers, ranks, *sub_servers, **options):
+def gpus_of(servers, ranks, **options):
     with MemoryCluster(ranks) as cluster:
-        return cluster.run(lambda world: own_gpu(world, servers, *sub_servers, **options))
+        return cluster.run(lambda world: own_gpu(world, servers=servers, **options))
 
 
 @pytest.mark.parametrize(
@@ -54,25 +54,25 @@ def test_workers_of_a_host_take_its_gpus_in_turn(monkeypatch, visible, servers, 
 )
 def test_sub_servers_take_no_gpu_from_a_worker(monkeypatch, visible, server_gpu, found):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus_of(1, 8, 2, server_gpu=server_gpu) == found
+    assert gpus_of(1, 8, sub_servers=2, server_gpu=server_gpu) == found
 
 
 def test_turns_begin_anew_on_each_host():
     hosts = places("a", "a", "b", "a", "b", gpus=2)
-    assert train_turns(1, server_gpu=False)(hosts) == [None, 0, 0, 1, 1]
+    assert train_turns(server_gpu=False)(hosts) == [None, 0, 0, 1, 1]
     assert search_turns(1)(hosts) == [None, None, 0, 0, 1]
     branches = places("a", "a", "a", "a", "b", "b", "b", gpus=2)
-    assert train_turns(1, "host", server_gpu=False)(branches) == [None, None, 0, 1, None, 0, 1]
+    assert train_turns(sub_servers="host", server_gpu=False)(branches) == [None, None, 0, 1, None, 0, 1]
 
 
 def test_a_process_alone_has_the_first_gpu_or_that_of_the_search(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert own_gpu(None, 1, server_gpu=False) == 0
+    assert own_gpu(None, server_gpu=False) == 0
     choose_gpu(places("a", "a", "a", gpus=2), 2, search_turns(0))
-    assert own_gpu(None, 1, server_gpu=False) == 1
+    assert own_gpu(None, server_gpu=False) == 1
     monkeypatch.setattr(_gpus._Choice, "gpu", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert own_gpu(None, 1, server_gpu=False) is None
+    assert own_gpu(None, server_gpu=False) is None
 
 
 def test_in_a_trial_the_search_has_chosen(monkeypatch):
@@ -80,7 +80,7 @@ def test_in_a_trial_the_search_has_chosen(monkeypatch):
 
     def of_trial(world):
         world.of_trial = True
-        return own_gpu(world, 1, server_gpu=False), own_gpu(world, 1, server_gpu=True)
+        return own_gpu(world, server_gpu=False), own_gpu(world, server_gpu=True)
 
     with MemoryCluster(2) as cluster:
         assert cluster.run(of_trial) == [(None, 3), (3, 3)]

@@ -613,7 +613,7 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
     seen = []
     for rank in range(5):
         env = {}
-        share_host(places, rank, 2, env, train_turns(1))
+        share_host(places, rank, 2, env, train_turns())
         seen.append(env["CUDA_VISIBLE_DEVICES"])
     assert seen == ["0", "0", "1", "0", "1"]
 
@@ -624,15 +624,15 @@ def test_ranks_share_the_gpus_of_a_host_that_may_be_used():
 )
 def test_alone_so_many_gpus_are_seen_as_may_be_used(most, before, after):
     env = {"CUDA_VISIBLE_DEVICES": before}
-    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, most, env, train_turns(1))
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 2}]), 0, most, env, train_turns())
     assert env == {"CUDA_VISIBLE_DEVICES": after}
 
 
 def test_without_gpus_nothing_is_set():
     env = {}
-    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}]), 0, 0, env, train_turns(1))
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}]), 0, 0, env, train_turns())
     assert env == {}
-    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 0, env, train_turns(1))
+    share_host(locate([{"host": "a", "cores": 8, "gpus": 0}] * 2), 1, 0, env, train_turns())
     assert not [name for name in env if name.endswith("VISIBLE_DEVICES")]
 
 

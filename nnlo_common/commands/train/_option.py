@@ -63,6 +63,7 @@ class Option:
         below: the number must be below this.
         choices: the valid texts; empty: any.
         words: texts that are valid in place of a number.
+        reader: which readers of samples take it under its name: "all", or that of "training"; empty: none.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Option:
     below: float | None = None
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    reader: Literal["", "training", "all"] = ""
 
     @property
     def flag(self) -> str:

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -163,11 +163,6 @@ class RunPlan:
     watch: Callable[[int, Mapping[str, float]], object] | None = None
 
     @property
-    def wrapper(self) -> str:
-        """The name of the plug-in's wrapper."""
-        return MODES[self.settings.mode].algorithm.__name__
-
-    @property
     def rate_scale(self) -> float:
         """What `--scale-rate` multiplies the learning rate by, on these ranks."""
         settings = self.settings
@@ -177,10 +172,7 @@ class RunPlan:
             1.0,
             rule=settings.scale_rate,
             asynchronous=bool(settings.ranks.servers) and not settings.rule().steps_together,
-            servers=settings.ranks.servers,
-            group_size=settings.ranks.group_size,
-            sub_servers=settings.sub_servers,
-            spares=settings.ranks.spares,
+            **settings.roles,
         )
 
     @property
@@ -261,12 +253,20 @@ class RunPlan:
             told = f"--optimizer {make.__name__} with {options}: {brief(str(error))}"
             raise ConfigurationError(told) from None
 
-    def by_layers(self, optimizer: Any, package: ModuleType) -> Any:
-        """Put LARS or LARC of our package for the framework around an optimizer, if the settings say so."""
-        name, trust = self.settings.layer_rates, self.settings.trust
-        if name is None:
-            return optimizer
-        return getattr(package, name.upper())(optimizer, **({} if trust is None else {"trust": trust}))
+    def wrapped(self, optimizer: Any, package: ModuleType, **options: Any) -> Any:
+        """Put around an optimizer what the settings say: rates of layers, and the algorithm.
+
+        Args:
+            optimizer: of the framework.
+            package: ours for it.
+            options: further ones of its wrappers.
+        """
+        settings = self.settings
+        if settings.layer_rates is not None:
+            trust = {} if settings.trust is None else {"trust": settings.trust}
+            optimizer = getattr(package, settings.layer_rates.upper())(optimizer, **trust)
+        make = getattr(package, MODES[settings.mode].algorithm.__name__)
+        return make(optimizer, **options, **settings.ranks.given(), **settings.algorithm)
 
 
 def check_files(settings: Settings) -> None:
@@ -295,11 +295,10 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
         files[flag] = tuple(map(str, found))
     if not files["--train"]:
         raise ConfigurationError("--train is missing: name files, a pattern, or a list file")
-    reading = Reading(check_finite=settings.check_finite)
+    reading = cast(Reading, settings.reading("all"))
     reading["features"], adapt_features = side_of(loaded, "features", settings.features_name)
     reading["labels"], adapt_labels = side_of(loaded, "labels", settings.labels_name)
     reading |= {"adapt_features": adapt_features, "adapt_labels": adapt_labels}
-    reading |= {"select": settings.select, "pad": settings.pad, "mask": settings.mask}
     if settings.weights_name is not None:
         reading["weights"] = settings.weights_name
     if settings.stage_to is not None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.cluster._topology import Cell, Topology
+from nnlo_common.cluster._topology import Cell, Roles, Topology
 from nnlo_common.commands.train._option import (
     Given,
     Option,
@@ -262,19 +262,28 @@ class Settings:
         DATA, "the column of the samples' weights, in the loss and in the metrics, also in validation"
     )
     select: str | None = option(
-        DATA, "use the samples that fulfil this, e.g. 'pt > 20 and abs(eta) < 2.5'", "CUT"
+        DATA, "use the samples that fulfil this, e.g. 'pt > 20 and abs(eta) < 2.5'", "CUT", reader="all"
     )
     balance: str | None = option(
-        DATA, "train on samples of rare classes more often: each value of this column comes equally often"
+        DATA,
+        "train on samples of rare classes more often: each value of this column comes equally often",
+        reader="training",
     )
     pad: int | None = option(
-        DATA, "bring rows of unequal length to this length: with zeros, or cut off", "N", least=1
+        DATA,
+        "bring rows of unequal length to this length: with zeros, or cut off",
+        "N",
+        least=1,
+        reader="all",
     )
     mask: bool = option(
-        DATA, "let a mask follow each such input: true where a row has an entry", default=False
+        DATA, "let a mask follow each such input: true where a row has an entry", default=False, reader="all"
     )
     bucket: bool = option(
-        DATA, "make batches of rows of like length, each filled up to its own longest only", default=False
+        DATA,
+        "make batches of rows of like length, each filled up to its own longest only",
+        default=False,
+        reader="training",
     )
     standardize: bool = option(
         DATA, "bring each feature to mean 0 and spread 1, by numbers kept with the run", default=False
@@ -294,8 +303,10 @@ class Settings:
         DATA, "samples with the same value of this dataset, e.g. a run, are in the same part"
     )
     batch: int = option(DATA, "samples in a batch of one worker", default=100, least=1)
-    shuffle: bool = option(DATA, "a new order of the samples in each epoch", default=True)
-    check_finite: bool = option(DATA, "refuse NaN and infinity where they are read", default=False)
+    shuffle: bool = option(DATA, "a new order of the samples in each epoch", default=True, reader="training")
+    check_finite: bool = option(
+        DATA, "refuse NaN and infinity where they are read", default=False, reader="all"
+    )
     cache: str | None = option(
         DATA,
         "memory: keep the decoded samples in the memory of each host, once for all its ranks (auto: if they "
@@ -401,20 +412,18 @@ class Settings:
         """Return the algorithm; it refuses invalid options."""
         return algorithm_of(self.mode, self.algorithm)
 
-    @property
-    def sub_servers(self) -> int | Literal["host"]:
-        """How many servers are between the one server and the workers; "host": one on each host."""
-        return self.rule().tree()
-
     def cell(self, hosts: Sequence[str]) -> Cell:
         """Return the roles of ranks on these hosts; refuse a number of ranks that does not fit."""
-        return Topology.of_training(hosts, **self.places).cells[0]
+        return Topology.of_training(hosts, **self.roles).cells[0]
 
     @property
-    def places(self) -> dict[str, Any]:
+    def roles(self) -> Roles:
         """What decides which rank does what."""
-        of_ranks = {name: getattr(self.ranks, name) for name in ("servers", "group_size", "spares")}
-        return of_ranks | {"sub_servers": self.sub_servers}
+        return self.ranks.roles(self.rule().tree())
+
+    def reading(self, reader: Literal["all", "training"]) -> dict[str, Any]:
+        """Return the options that readers of samples take as they are, of all or only of the training."""
+        return {name: getattr(self, name) for name, one in OPTIONS.items() if one.reader == reader}
 
     @property
     def stage_to(self) -> str | None:

@@ -239,7 +239,7 @@ def checked(job: Job, settings: Settings, *, arranged: bool) -> tuple[Path, Cell
         path = check_model(settings)
         check_files(settings)
         check_weights_file(settings)
-    turns = train_turns(settings.ranks.servers, settings.sub_servers, spares=settings.ranks.spares)
+    turns = train_turns(**settings.roles)
     share_host(places, job.rank, settings.max_gpus, os.environ, turns)
     return path, cell
 

@@ -84,14 +84,7 @@ class Trainer(ABC):
         """Open the files with a reader of batches and its options for training and validation."""
         data, settings = self._plan.data, self._settings
         opened = partial(batches, batch_size=settings.batch, seed=settings.seed)
-        self._train = opened(
-            data.train,
-            shuffle=settings.shuffle,
-            bucket=settings.bucket,
-            balance=settings.balance,
-            **train,
-            **data.reading,
-        )
+        self._train = opened(data.train, **settings.reading("training"), **train, **data.reading)
         self._val = opened(data.val, **val, **data.val_reading) if data.val else None
 
     def _note_metrics(self, names: Sequence[str]) -> None:
