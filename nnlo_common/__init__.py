@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from nnlo_common.algorithms import GainReport, _found
 from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
-from nnlo_common.algorithms._lars import LARS
 from nnlo_common.algorithms._noise_scale import NoiseEstimate, NoiseScale
 from nnlo_common.algorithms._optimizers import (
+    LARS,
     SGD,
     Adadelta,
     Adagrad,
@@ -28,8 +28,7 @@ from nnlo_common.base._errors import (
     ProtocolError,
     StartupError,
 )
-from nnlo_common.base._flat_vector import FlatVector, Frame
-from nnlo_common.base._layout import Layout, Segment
+from nnlo_common.base._flat_vector import FlatVector, Frame, Layout, Segment
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.cluster._connecting import guard_launched
 from nnlo_common.cluster._topology import Arrangement, Topology

@@ -13,20 +13,28 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import Stretch
-from nnlo_common.base import _random_states as random_numbers
+from nnlo_common.base import _state_tree as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory, warn
-from nnlo_common.base._file_access import read_whole, readable_file
-from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector
-from nnlo_common.base._layout import laid_out
+from nnlo_common.base._file_access import (
+    hold,
+    names_rank,
+    path_of,
+    read_whole,
+    readable_file,
+    usable,
+    whole,
+    whole_file,
+    write_whole,
+)
+from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector, laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.base._public_names import say_public_module
-from nnlo_common.base._random_states import seed_random
 from nnlo_common.base._signals import EXIT_CODE, Interrupts
 from nnlo_common.base._spans import span
-from nnlo_common.base._whole_files import hold, usable, whole, whole_file, write_whole
+from nnlo_common.base._state_tree import seed_random
 from nnlo_common.cluster._aborting import explain
 from nnlo_common.cluster._gpus import own_gpu, when_chosen
 from nnlo_common.cluster._topology import Roles, Topology
@@ -66,17 +74,15 @@ from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.simulation import Advice
 from nnlo_common.training._all_reduce import Reducer
-from nnlo_common.training._event_loop import Periodic
+from nnlo_common.training._collectives import Trained, unwired, vectors_in_turn
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
-from nnlo_common.training._model_vectors import Trained, unwired, vectors_in_turn
+from nnlo_common.training._plan import readable
 from nnlo_common.training._rank_options import RankOptions, checked_roles, roles_taken_from
-from nnlo_common.training._rank_parts import has_center, say, serves, speaks
-from nnlo_common.training._readable_options import readable
+from nnlo_common.training._rank_parts import Periodic, has_center, say, serves, speaks
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
-from nnlo_common.training._written_paths import names_rank, path_of
 from nnlo_common.training.checkpoint import DamagedError, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manager import (
     CheckpointManager,
@@ -93,7 +99,7 @@ from nnlo_common.training.report._progress_display import ProgressDisplay
 from nnlo_common.training.report._watched_use import watched_use
 
 if TYPE_CHECKING:
-    from nnlo_common.commands.advise._advising import advise_with
+    from nnlo_common.commands._advise import advise_with
     from nnlo_common.commands.train._job import brief
     from nnlo_common.commands.train._python_file import running
     from nnlo_common.commands.train._run_plan import RunPlan
@@ -101,14 +107,14 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._stopping import Stopping
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
+    from nnlo_common.search._channels import Death, TeamMessage, connect_search
     from nnlo_common.search._partition import agree, cut_teams
+    from nnlo_common.search._search_messages import End, Note, Start
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
     from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
     from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialChooser, TrialSource
-    from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-    from nnlo_common.search.messages._channels import Death, TeamMessage, connect_search
-    from nnlo_common.search.messages._search_messages import End, Note, Start
+    from nnlo_common.search.coordinator._trial_results import TimeLeft, end_of
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -267,17 +273,17 @@ __all__ = [
 ]
 
 _LATER = {
-    "advise_with": "nnlo_common.commands.advise._advising",
+    "advise_with": "nnlo_common.commands._advise",
     "agree": "nnlo_common.search._partition",
     "brief": "nnlo_common.commands.train._job",
-    "connect_search": "nnlo_common.search.messages._channels",
+    "connect_search": "nnlo_common.search._channels",
     "Coordinator": "nnlo_common.search.coordinator._coordinator",
     "cut_teams": "nnlo_common.search._partition",
-    "Death": "nnlo_common.search.messages._channels",
-    "End": "nnlo_common.search.messages._search_messages",
-    "end_of": "nnlo_common.search.coordinator._time_left",
+    "Death": "nnlo_common.search._channels",
+    "End": "nnlo_common.search._search_messages",
+    "end_of": "nnlo_common.search.coordinator._trial_results",
     "engine": "nnlo_common.search.samplers._engines",
-    "Note": "nnlo_common.search.messages._search_messages",
+    "Note": "nnlo_common.search._search_messages",
     "optimize": "nnlo_common.search",
     "quoted_samplers": "nnlo_common.search.samplers._names",
     "RatePlan": "nnlo_common.commands.train._settings",
@@ -289,10 +295,10 @@ _LATER = {
     "seed_of": "nnlo_common.search.samplers._seeding",
     "SIGNAL": "nnlo_common.search.coordinator._coordinator",
     "split": "nnlo_common.search.block._folds",
-    "Start": "nnlo_common.search.messages._search_messages",
+    "Start": "nnlo_common.search._search_messages",
     "Stopping": "nnlo_common.commands.train._stopping",
-    "TeamMessage": "nnlo_common.search.messages._channels",
-    "TimeLeft": "nnlo_common.search.coordinator._time_left",
+    "TeamMessage": "nnlo_common.search._channels",
+    "TimeLeft": "nnlo_common.search.coordinator._trial_results",
     "Trainer": "nnlo_common.commands.train._trainer",
     "TrialChooser": "nnlo_common.search.coordinator._parameter_choice",
     "TrialSource": "nnlo_common.search.coordinator._parameter_choice",

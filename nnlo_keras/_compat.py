@@ -6,14 +6,16 @@ it. `tests/keras/test_compat.py` fails on the changed part before a user meets i
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 import keras
 
-from nnlo_common.plugin import OtherProject
+from nnlo_common.plugin import OtherProject, seed_random
 
 __all__ = [
     "EMA_SWAPPED",
@@ -45,6 +47,7 @@ __all__ = [
     "put_value",
     "samples_counted",
     "schedule_of",
+    "seed_generators",
     "seed_layers",
     "sequence_of",
     "set_length",
@@ -56,6 +59,8 @@ __all__ = [
     "unvalidated",
     "value_of",
 ]
+
+# -- private parts of Keras and its back ends that nnlo uses, each behind a function named after its purp
 
 _KERAS = OtherProject("keras", "nnlo_keras/_compat.py")
 _TENSORFLOW = OtherProject("tensorflow", "nnlo_keras/_compat.py")
@@ -427,3 +432,21 @@ def add_all(places: list[Any], tensors: list[Any]) -> None:
     import torch
 
     torch._foreach_add_(places, tensors)
+
+
+# -- seeding of all random generators, without loading a TensorFlow that nothing uses -------------------
+
+
+def seed_generators(number: int) -> None:
+    """Seed Python, NumPy, Keras and its back end, and TensorFlow where it is loaded.
+
+    `keras.utils.set_random_seed` does the same, but loads an installed TensorFlow on every back end, which
+    takes each rank seconds and hundreds of megabytes.
+    """
+    seed_layers(number)  # an old Keras does not do this itself
+    if sys.modules.get("tensorflow") is not None:
+        keras.utils.set_random_seed(number)
+        return
+    seed_random(number)
+    if keras.backend.backend() == "torch":
+        importlib.import_module("torch").manual_seed(number)

@@ -26,10 +26,10 @@ from nnlo_common.plugin import (
     whole,
 )
 from nnlo_keras._advise import KerasProbed
+from nnlo_keras._compat import seed_generators as seed
 from nnlo_keras._compat import synchronise
 from nnlo_keras._hdf5 import Batches
 from nnlo_keras._inference import KerasCompute, checksum
-from nnlo_keras._seeding import seed_generators as seed
 
 __all__ = ["fill", "forget", "load", "placed", "prepare", "seed", "tile_parts"]
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks, zeroed
-from nnlo_common.base._layout import Layout
+from nnlo_common.base._flat_vector import Layout, PartWork, Vector, blocks, zeroed
 
 __all__ = [
     "Optimizer",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError, ProtocolError, plural
-from nnlo_common.base._json_codec import table_of
+from nnlo_common.base._limited_formats import table_of
 
 __all__ = [
     "ClockOffset",

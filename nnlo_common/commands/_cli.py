@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from nnlo_common import __version__
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.commands.advise._advise_command import ADVISE_OPTIONS
-from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
-from nnlo_common.commands.predict._predict_command import PREDICT_OPTIONS, TILE_OPTIONS
-from nnlo_common.commands.rechunk._flags import add_rechunk
-from nnlo_common.commands.rerun._rerun_command import add_rerun, run_rerun
+from nnlo_common.commands._advise import ADVISE_OPTIONS
+from nnlo_common.commands._demo import ALGORITHMS, EXAMPLES, run_demo
+from nnlo_common.commands._predict import PREDICT_OPTIONS, TILE_OPTIONS
+from nnlo_common.commands._rechunk import add_rechunk
+from nnlo_common.commands._rerun import add_rerun, run_rerun
 from nnlo_common.commands.train._command_line import Parser, add_flags, layout
 from nnlo_common.commands.train._job import REFUSED, first_of_job, refuse_alike, run_in_job
 from nnlo_common.commands.train._option import Option, nearest
@@ -51,7 +51,7 @@ class JobCommand(NamedTuple):
 #: The commands that all ranks of a job run together.
 JOBS = {
     "advise": JobCommand(
-        module="nnlo_common.commands.advise._advise_command",
+        module="nnlo_common.commands._advise",
         run="AdviseRun",
         options=ADVISE_OPTIONS,
         short="try a training for a minute, and say how many ranks and which batch suit it",
@@ -70,7 +70,7 @@ The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md 
 """,
     ),
     "predict": JobCommand(
-        module="nnlo_common.commands.predict._predict_command",
+        module="nnlo_common.commands._predict",
         run="PredictRun",
         options=PREDICT_OPTIONS,
         short="compute a trained model's outputs for all samples of files",
@@ -91,7 +91,7 @@ for each name of the model's outputs. docs/predict.md has more.
         models="+",
     ),
     "tile": JobCommand(
-        module="nnlo_common.commands.predict._predict_command",
+        module="nnlo_common.commands._predict",
         run="TileCommandRun",
         options=TILE_OPTIONS,
         short="apply a trained model to a volume or an image of any size, in tiles",
@@ -323,7 +323,7 @@ def _run(command: str, flags: dict[str, Any], unknown: Sequence[str]) -> int:
 def _look(command: str, flags: dict[str, Any]) -> int:
     """Run a command of one process: on runs, or on files."""
     if command == "rechunk":
-        from nnlo_common.commands.rechunk._rechunk_command import run_rechunk
+        from nnlo_common.commands._rechunk import run_rechunk
 
         return run_rechunk(**flags)
     if command == "report":
@@ -331,9 +331,9 @@ def _look(command: str, flags: dict[str, Any]) -> int:
 
         return run_report(**flags)
     if command == "top":
-        from nnlo_common.commands.top._top_command import run_top
+        from nnlo_common.commands._top import run_top
 
         return run_top(**flags)
-    from nnlo_common.commands.trace._trace_command import run_trace
+    from nnlo_common.commands._trace import run_trace
 
     return run_trace(**flags)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -13,11 +15,62 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._spans import record, recorder, span, stage
 from nnlo_common.data._blocks import Blocks
+from nnlo_common.data._ledger import Lease, Range, Ranges
 from nnlo_common.data._source import Array, RaggedSource, Source
-from nnlo_common.data._spare_arrays import SpareArrays
-from nnlo_common.data.leasing._ledger import Lease, Range, Ranges
 
-__all__ = ["Batches", "Prefetch"]
+__all__ = ["Batches", "Prefetch", "SpareArrays"]
+
+# -- arrays of batches that nobody uses any more, to be filled again ------------------------------------
+
+
+def _uses(arrays: deque[Array], place: int) -> int:
+    return sys.getrefcount(arrays[place])
+
+
+# Views, tensors of PyTorch and arrays of JAX on the same memory each count as a use. Counted here, because
+# the versions of Python differ by one.
+_UNUSED = _uses(deque([np.empty(0)]), 0)
+# Without Python's one lock for all threads a count may be too low while another thread uses the array.
+_COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and "t" not in sys.abiflags
+
+
+class SpareArrays:
+    """Gives an array that it gave before, if nobody uses that any more.
+
+    A new one costs three times as much as to fill it, because the system zeroes each of its pages.
+
+    Args:
+        most: how many arrays it remembers; each is kept in memory for its next use.
+
+    Example:
+        >>> spare = SpareArrays(most=2)
+        >>> first, second = spare.get((3,), np.dtype("f4")), spare.get((3,), np.dtype("f4"))
+        >>> first is second
+        False
+        >>> kept = id(second)
+        >>> del second
+        >>> id(spare.get((3,), np.dtype("f4"))) == kept
+        True
+    """
+
+    def __init__(self, most: int) -> None:
+        self._arrays: deque[Array] = deque(maxlen=most)
+
+    def get(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Return an array, its numbers undefined."""
+        arrays = self._arrays
+        # The latest is still in the cache if its batch was copied at once; else the oldest is free first.
+        for place in (-1, 0) if _COUNTS_ARE_EXACT else ():
+            if arrays and arrays[place].shape == shape and _uses(arrays, place) == _UNUSED:
+                found = arrays[place]
+                if place == 0:
+                    arrays.rotate(-1)
+                return found
+        found = np.empty(shape, dtype)
+        if not arrays or arrays[0].shape == shape:  # a shorter last batch is not kept
+            arrays.append(found)
+        return found
+
 
 # -- reading ahead in a thread while the training uses the item read before ----------------------------
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.data.leasing._ledger import Range
+from nnlo_common.data._ledger import Range
 
 __all__ = ["Blocks", "MOST_PASSES", "epoch_order", "lacks_one", "portion", "share"]
 

@@ -18,9 +18,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._file_access import append_file, new_folder, read_whole, remove_tree
+from nnlo_common.base._file_access import (
+    append_file,
+    hold_lock,
+    new_folder,
+    read_whole,
+    release_lock,
+    remove_tree,
+    write_whole,
+)
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
-from nnlo_common.base._whole_files import hold_lock, release_lock, write_whole
 
 __all__ = ["ResultJournal", "full_disk", "parts_folder"]
 

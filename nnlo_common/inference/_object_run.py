@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._whole_files import whole_file
+from nnlo_common.base._file_access import whole_file
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.inference._journal import full_disk
 from nnlo_common.inference._objects import (

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.base._file_access import new_folder, remove_tree
+from nnlo_common.base._file_access import new_folder, remove_tree, whole_file
 from nnlo_common.base._limited_formats import mapped_array
-from nnlo_common.base._whole_files import whole_file
 from nnlo_common.inference._journal import full_disk, parts_folder
 from nnlo_common.inference._pieces import Following
 from nnlo_common.inference._tiles import Tiling

@@ -23,8 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from nnlo_common.base._errors import ConfigurationError, PeerLostError, ProtocolError
-from nnlo_common.base._json_codec import content_of, malformed, message_of
-from nnlo_common.base._limited_formats import parsed_json
+from nnlo_common.base._limited_formats import content_of, malformed, message_of, parsed_json
 from nnlo_common.cluster.transport._endpoint import Mail, RankWorld
 from nnlo_common.data import WAIT, Leases
 from nnlo_common.protocol import Lost

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._limited_formats import mapped_array
-from nnlo_common.data.hdf5._format import check_sources
-from nnlo_common.data.hdf5._opened_files import open_file
+from nnlo_common.data.formats._hdf5 import check_sources
+from nnlo_common.data.formats._opened_files import open_file
 from nnlo_common.inference.sinks import Region
 
 __all__ = [

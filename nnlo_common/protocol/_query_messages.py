@@ -15,7 +15,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._json_codec import as_list, content_of, malformed, message_of
+from nnlo_common.base._limited_formats import as_list, content_of, malformed, message_of
 from nnlo_common.data import Lease
 
 __all__ = [
@@ -360,7 +360,7 @@ class NothingMoreQuery(Query[Answer]):
 
 
 # -- queries and answers on the wire: JSON with every field checked, followed by float32 numbers -------
-# The JSON is that of `nnlo_common.base._json_codec`; vectors travel unchanged.
+# The JSON is that of `nnlo_common.base._limited_formats`; vectors travel unchanged.
 
 #: Room for the JSON of a query or an answer, counted in float32 numbers.
 QUERY_NUMBERS = 4096

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from typing import Any, Protocol, runtime_checkable
 
-from nnlo_common.base._json_codec import content_of, message_of
+from nnlo_common.base._limited_formats import content_of, message_of
 from nnlo_common.data import Lease
-from nnlo_common.data.leasing._ledger import Ranges
+from nnlo_common.data._ledger import Ranges
 from nnlo_common.protocol._query_messages import (
     Answer,
     BroadcastAnswer,

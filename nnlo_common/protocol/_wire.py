@@ -38,8 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.base._flat_vector import PRESENT, Frame, Vector, blocks
-from nnlo_common.base._layout import Layout
+from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks
 from nnlo_common.base._state_tree import State, Stateful, require
 
 __all__ = ["PLAIN", "Wire", "WireEnd"]

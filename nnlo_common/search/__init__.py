@@ -1,7 +1,7 @@
 """Hyper-parameter search over blocks of ranks, one trial per block; needs Optuna.
 
 Holds: `coordinator/` (a state machine that hands out trials), `block/` (the ranks that train them),
-`messages/` between the two, `samplers/`, `journal/` (results on disk).
+messages between the two, `samplers/`, the journal (results on disk).
 May import: all rooms but `commands`.
 Must not know: frameworks.
 """

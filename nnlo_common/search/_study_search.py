@@ -18,17 +18,15 @@ from optuna.trial import TrialState
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
-from nnlo_common.search._argument_checks import refuse_conflicts
-from nnlo_common.search._partition import cut_teams
+from nnlo_common.search._channels import connect_search
+from nnlo_common.search._export import Export, exportable
+from nnlo_common.search._journal import Journal, SearchRecord, take_over
+from nnlo_common.search._partition import cut_teams, refuse_conflicts
+from nnlo_common.search._search_messages import Start
 from nnlo_common.search.block._block import LocalLink, Objective, attempt, run_block
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
 from nnlo_common.search.coordinator._study_trials import StudyCallback, StudyTrials, known_to_all
-from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy
-from nnlo_common.search.journal._export import Export, exportable
-from nnlo_common.search.journal._journal import Journal, SearchRecord, take_over
-from nnlo_common.search.messages._channels import connect_search
-from nnlo_common.search.messages._search_messages import Start
+from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy, TimeLeft, end_of
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence

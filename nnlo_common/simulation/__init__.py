@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from nnlo_common.base._public_names import say_public_module
 from nnlo_common.simulation._advice import Advice
-from nnlo_common.simulation._costs import Costs, Durations, Ranks
-from nnlo_common.simulation._simulator import Forecast, simulate
+from nnlo_common.simulation._simulator import Costs, Durations, Forecast, Ranks, simulate
 
 __all__ = ["Advice", "Costs", "Durations", "Forecast", "Ranks", "simulate"]
 

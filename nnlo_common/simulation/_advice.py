@@ -15,9 +15,8 @@ from nnlo_common.algorithms._gain import worth_having
 from nnlo_common.algorithms._noise_scale import NoiseEstimate
 from nnlo_common.algorithms._steady import Steady
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.simulation._costs import Costs, Durations, Ranks
 from nnlo_common.simulation._probe import ProbeFacts
-from nnlo_common.simulation._simulator import Forecast, gain_of, simulate
+from nnlo_common.simulation._simulator import Costs, Durations, Forecast, Ranks, gain_of, simulate
 
 __all__ = ["Advice", "AdvisedLayout", "CurvePoint"]
 

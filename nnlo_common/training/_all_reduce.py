@@ -208,8 +208,8 @@ ALL_REDUCES: Mapping[str, Way] = {
     "thread": Way(
         "the MPI library, in a thread while the backward pass runs", f"{_OURS}:ThreadReducer", _TORCH
     ),
-    "torch": Way("torch.distributed, with gloo", "nnlo_torch._torch_reducer:TorchReducer", _TORCH),
-    "horovod": Way("Horovod", "nnlo_torch._horovod_reducer:HorovodReducer", _TORCH),
+    "torch": Way("torch.distributed, with gloo", "nnlo_torch._reducers:TorchReducer", _TORCH),
+    "horovod": Way("Horovod", "nnlo_torch._reducers:HorovodReducer", _TORCH),
 }
 
 

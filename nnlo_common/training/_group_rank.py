@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.base._errors import ConfigurationError, warn
-from nnlo_common.base._flat_vector import Vector, looks_finite, telling_places
-from nnlo_common.base._layout import Layout
+from nnlo_common.base._flat_vector import Layout, Vector, looks_finite, telling_places
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._endpoint import Group
 from nnlo_common.training._all_reduce import MPIReducer, Reducer

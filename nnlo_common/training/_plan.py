@@ -7,25 +7,57 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import FlatVector
-from nnlo_common.base._json_codec import table_of
-from nnlo_common.base._layout import Layout
+from nnlo_common.base._flat_vector import FlatVector, Layout
+from nnlo_common.base._limited_formats import table_of
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Moving
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
-from nnlo_common.training._readable_options import readable
 
-__all__ = ["TrainingPlan", "agree"]
+__all__ = ["TrainingPlan", "agree", "readable"]
+
+# -- options of an algorithm as its user wrote them, for people; ranks compare the whole line -----------
+
+_CALL = re.compile(r"\b([A-Z]\w*)\(([^()]*)\)")
+
+
+def readable(line: str) -> str:
+    """Return a line with the options of its algorithms that are not their defaults.
+
+    Options that another stands for are told as that: Downpour's n_push, n_fetch and schedule as `every`.
+
+    Args:
+        line: has `Algorithm.describe()`, or the like.
+
+    Example:
+        >>> readable("Downpour(lag=0, n_push=4, n_fetch=4, schedule='aligned', warm_start=0), servers=1")
+        'Downpour(every=4), servers=1'
+        >>> readable("Downpour(lag=1, n_push=4, n_fetch=2, schedule='dean')")
+        'Downpour(lag=1, n_push=4, n_fetch=2)'
+    """
+    return _CALL.sub(_shortened, line)
+
+
+def _shortened(call: re.Match[str]) -> str:
+    kind = ALGORITHMS.get(call[1].lower())
+    options = dict(one.partition("=")[::2] for one in call[2].split(", ")) if call[2] else {}
+    if kind is None or kind.__name__ != call[1] or not options.keys() <= {one.name for one in fields(kind)}:
+        return call[0]
+    return f"{call[1]}({', '.join(f'{name}={value}' for name, value in kind.shortened(options).items())})"
+
+
+# -- plan of a training: the facts of each rank, and the check that all ranks agree ---------------------
 
 #: What a framework may add to the facts that must be equal on all ranks, and how errors state it.
 SAME: Mapping[str, str] = {

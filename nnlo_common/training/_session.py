@@ -1,4 +1,4 @@
-"""Session: one rank's side of a training, for any framework (`_model_vectors` has the interface)."""
+"""Session: one rank's side of a training, for any framework (`_collectives` has the interface)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from nnlo_common.cluster._threads import advise_on_fork
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Server
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
-from nnlo_common.training._collectives import Collectives
+from nnlo_common.training._collectives import Collectives, Model, Trained, wired
 from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join
-from nnlo_common.training._model_vectors import Model, Trained, wired
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks

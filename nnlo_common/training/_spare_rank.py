@@ -12,7 +12,7 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Event, Kind, Lost, Message, QueryClient, Received, Server, Shard, Standing
 from nnlo_common.protocol._query_messages import GoodbyeQuery, LeaveQuery
-from nnlo_common.training._event_loop import perform
+from nnlo_common.training._rank_parts import perform
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import ReceivedCopies

@@ -29,8 +29,8 @@ from nnlo_common.protocol import (
     Worker,
 )
 from nnlo_common.protocol._query_messages import GoodbyeQuery, LeaveQuery
-from nnlo_common.training._event_loop import perform
 from nnlo_common.training._plan import TrainingPlan
+from nnlo_common.training._rank_parts import perform
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._worker_rank import WorkerRank

@@ -13,8 +13,7 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, Kind, QueryClient, Received, Wait, Worker
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, Query
-from nnlo_common.training._event_loop import work
-from nnlo_common.training._rank_parts import LocalStep, TrainingReport
+from nnlo_common.training._rank_parts import LocalStep, TrainingReport, work
 from nnlo_common.training._stall_detector import ServerWatch
 
 __all__ = ["WorkerRank"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from nnlo_keras._callbacks._broadcast import Broadcast
 from nnlo_keras._callbacks._checkpoint import Checkpoint
-from nnlo_keras._callbacks._metric_average import MetricAverage
+from nnlo_keras._callbacks._like_horovod import Broadcast, MetricAverage, WarmUp
 from nnlo_keras._callbacks._progress import Progress
 from nnlo_keras._callbacks._pruning import Pruning
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._callbacks._report import Report
-from nnlo_keras._callbacks._warm_up import WarmUp
 
 __all__ = [
     "Broadcast",

@@ -46,9 +46,9 @@ from nnlo_common.plugin import (
     whole_number,
 )
 from nnlo_keras import _wrappers
+from nnlo_keras._compat import seed_generators
 from nnlo_keras._distribute import Distribute
 from nnlo_keras._model_optimizers import any_wrapper_in
-from nnlo_keras._seeding import seed_generators
 from nnlo_keras._wrapper import Wrapper
 from nnlo_keras.tune import _block_search
 from nnlo_keras.tune._block_search import search_over

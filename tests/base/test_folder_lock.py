@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.base._whole_files import hold
+from nnlo_common.base._file_access import hold
 
 HOLDER = """
 import pathlib, sys
-from nnlo_common.base._whole_files import hold
+from nnlo_common.base._file_access import hold
 hold(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

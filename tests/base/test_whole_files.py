@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.base._whole_files import of_rank, usable, whole
+from nnlo_common.base._file_access import of_rank, usable, whole
 
 
 def test_a_file_is_replaced_only_when_all_is_written(tmp_path):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nnlo_common.commands import _demo
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.demo import _demo_command
-from nnlo_common.commands.demo._demo_command import ALGORITHMS, EXAMPLES, run_demo
+from nnlo_common.commands._demo import ALGORITHMS, EXAMPLES, run_demo
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import EXAMPLES as FOLDER
 from tests.helpers.paths import ROOT
@@ -57,8 +57,8 @@ def test_it_trains_with_each_framework(framework, capsys):
 
 def test_the_first_line_comes_before_anything_is_imported(capsys, monkeypatch):
     seen = []
-    monkeypatch.setattr(_demo_command, "_run_script", lambda *_: seen.append(capsys.readouterr().out))
-    run_demo("torch" if _demo_command.find_spec("torch") else "numpy", "downpour", 1)
+    monkeypatch.setattr(_demo, "_run_script", lambda *_: seen.append(capsys.readouterr().out))
+    run_demo("torch" if _demo.find_spec("torch") else "numpy", "downpour", 1)
     assert len(seen[0].splitlines()) == 1
     assert " runs " in seen[0]
 
@@ -68,14 +68,14 @@ def test_an_installed_package_runs_what_it_has_brought(tmp_path, monkeypatch, ca
     script = tmp_path / "examples" / "fashion_numpy.py"
     script.write_text("import sys, beside\nprint(beside.WORD, *sys.argv[1:], __name__)")
     (tmp_path / "examples" / "beside.py").write_text("WORD = 'found'")
-    monkeypatch.setattr(_demo_command, "__file__", str(tmp_path / "_demo_command.py"))
+    monkeypatch.setattr(_demo, "__file__", str(tmp_path / "_demo.py"))
     assert run_demo("numpy", "gem", 3) == 0
     assert "found --algorithm gem --epochs 3 __main__\n" in capsys.readouterr().out
     sys.modules.pop("beside")
 
 
 def test_a_missing_framework_is_named_with_its_remedy(monkeypatch, capsys):
-    monkeypatch.setattr(_demo_command, "find_spec", lambda name: None)
+    monkeypatch.setattr(_demo, "find_spec", lambda name: None)
     assert main(["demo", "torch"]) == 2
     expected = "nnlo demo torch needs the package 'torch', which is not installed. Install it with: pip "
     assert expected in capsys.readouterr().err
@@ -92,9 +92,9 @@ def test_a_missing_framework_is_named_with_its_remedy(monkeypatch, capsys):
 )
 def test_keras_runs_on_what_is_installed(installed, given, expected, monkeypatch):
     chosen = {} if given is None else {"KERAS_BACKEND": given}
-    monkeypatch.setattr(_demo_command.os, "environ", chosen)
-    monkeypatch.setattr(_demo_command, "find_spec", lambda name: name if name in installed else None)
-    _demo_command._choose_back_end()
+    monkeypatch.setattr(_demo.os, "environ", chosen)
+    monkeypatch.setattr(_demo, "find_spec", lambda name: name if name in installed else None)
+    _demo._choose_back_end()
     assert chosen.get("KERAS_BACKEND") == expected
 
 
@@ -140,7 +140,7 @@ def test_the_wheel_brings_what_the_examples_need():
     brought = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     expected = {file for script in EXAMPLES.values() for file in needed_by(script)} | {"examples/data"}
     assert set(brought) == expected
-    home = Path(_demo_command.__file__).relative_to(ROOT).with_name("examples")
+    home = Path(_demo.__file__).relative_to(ROOT).with_name("examples")
     assert all(
         target == str(home / Path(source).relative_to("examples")) for source, target in brought.items()
     )

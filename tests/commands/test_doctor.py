@@ -21,6 +21,8 @@ from nnlo_common.commands.doctor import _checks as on_machine
 from nnlo_common.commands.doctor import _checks as on_mpi
 from nnlo_common.commands.doctor._checks import (
     Finding,
+    MPIFacts,
+    RankReport,
     Status,
     bandwidth,
     judge,
@@ -30,10 +32,10 @@ from nnlo_common.commands.doctor._checks import (
     problem,
     seconds,
     signed_seconds,
+    try_lock,
 )
 from nnlo_common.commands.doctor._doctor_command import Examination, Watchdog, as_json, as_page, verdict
 from nnlo_common.commands.doctor._link_speed import LinkSpeed, partners_of
-from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, try_lock
 from nnlo_common.training.report._facts_writer import versions
 from tests.helpers.jobs import alone, mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS

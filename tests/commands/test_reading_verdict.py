@@ -12,11 +12,11 @@ import pytest
 
 from nnlo_common.base._spans import Spans, record
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts
+from nnlo_common.commands.report._run_reader import EpochFacts, RankFacts, RunFacts
 from nnlo_common.commands.report._verdicts import reading
 from nnlo_common.data import Batches, FileSource
 from nnlo_common.data._memory_cache import cached_mb
-from nnlo_common.data.hdf5._format import OpenHDF5
+from nnlo_common.data.formats._hdf5 import OpenHDF5
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
 pytestmark = pytest.mark.slow

@@ -13,11 +13,17 @@ from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
 from nnlo_common.commands.report._report_command import runs_page
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample, TimeShares
 from nnlo_common.commands.report._run_figures import run_figures
-from nnlo_common.commands.report._run_reader import read_run
+from nnlo_common.commands.report._run_reader import (
+    EpochFacts,
+    RankFacts,
+    RunFacts,
+    Sample,
+    TimeShares,
+    read_run,
+)
 from nnlo_common.commands.report._verdicts import verdicts
-from nnlo_common.training.report._facts_file import FactsFile
+from nnlo_common.training.report._facts_writer import FactsFile
 
 # -- what is planted -----------------------------------------------------------------------------------
 

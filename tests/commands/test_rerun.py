@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnlo_common.commands._cli import main
-from nnlo_common.commands.rerun._rerun_command import run_rerun
+from nnlo_common.commands._rerun import run_rerun
 from tests.helpers.jobs import environment, launcher
 from tests.helpers.paths import ROOT
 

@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,15 +20,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
-from nnlo_common.base._whole_files import whole
+from nnlo_common.base._file_access import whole
 from nnlo_common.cluster._gpus import share_host, train_turns
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._command_line import read
 from nnlo_common.commands.train._job import Job, _joint_problem, brief
 from nnlo_common.commands.train._model_file import Loaded, check_model, choose_back_end, load_model
-from nnlo_common.commands.train._option import Given, OptionKind
-from nnlo_common.commands.train._option_files import as_toml, read_config
+from nnlo_common.commands.train._option import Given, OptionKind, as_toml, read_config
 from nnlo_common.commands.train._python_file import frameworks_in, import_file, made_model
 from nnlo_common.commands.train._run_folder import claim, config_text, remove_unused, write_json
 from nnlo_common.commands.train._run_plan import RunPlan, data_of
@@ -40,6 +40,7 @@ from nnlo_common.commands.train._settings import (
     settings_of,
 )
 from nnlo_common.commands.train._stopping import Stopping, rises
+from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.pages import code
 
 LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "d"}}
@@ -703,12 +704,16 @@ def test_rules_seen_epoch_by_epoch_and_replayed_come_to_the_same_end():
     assert by_target.remedy.startswith("give another --target-metric")
 
 
-def test_a_plan_knows_the_wrapper(tmp_path):
+def test_a_plan_puts_the_rates_of_layers_and_the_algorithm_around_an_optimizer(tmp_path):
     loaded = Loaded(model=None, framework="torch", name="m", path=tmp_path)
-    plan = RunPlan(
-        settings=settings(mode="localsgd"), loaded=loaded, data=data_of(settings(train=("a",)), loaded)
+    given = settings(mode="localsgd", layer_rates="larc", trust=0.5, ranks=RankOptions(servers=2))
+    plan = RunPlan(settings=given, loaded=loaded, data=data_of(settings(train=("a",)), loaded))
+    package = SimpleNamespace(
+        LocalSGD=lambda *given, **options: ("LocalSGD", *given, options),
+        LARC=lambda *given, **options: ("LARC", *given, options),
     )
-    assert plan.wrapper == "LocalSGD"
+    inner = ("LARC", "sgd", {"trust": 0.5})
+    assert plan.wrapped("sgd", package, model=7) == ("LocalSGD", inner, {"model": 7, "servers": 2})
     assert "--loss mes: not found in PyTorch; did you mean 'mse'?" in str(
         plan.unknown("--loss", "mes", ["mse"])
     )

@@ -21,24 +21,16 @@ from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._run_plan import parts
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
-from nnlo_common.commands.tune._block_layout import BlockLayout
-from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, merit, remark
-from nnlo_common.commands.tune._report_page import figures, page
-from nnlo_common.commands.tune._request import SEARCH_OPTIONS, SearchSettings, read_request
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, remark
+from nnlo_common.commands.tune._report_page import Board, TrialRow, figures, page
+from nnlo_common.commands.tune._request import SEARCH_OPTIONS, BlockLayout, SearchSettings, read_request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
-from nnlo_common.commands.tune._search_folder import (
-    JOURNAL,
-    TRIAL,
-    Found,
-    claim_search,
-    inspect_folder,
-)
-from nnlo_common.commands.tune._search_result import search_text
+from nnlo_common.commands.tune._search_folder import JOURNAL, TRIAL, Found, claim_search, inspect_folder
+from nnlo_common.commands.tune._search_result import merit, search_text
 from nnlo_common.commands.tune._search_space import space_of
-from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.commands.tune._tune_command import defaults
-from nnlo_common.data import _classes
+from nnlo_common.data import _selection
 from nnlo_common.training._rank_options import RankOptions
 from tests.helpers.paths import DOCS
 
@@ -276,7 +268,7 @@ def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
 
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
-    monkeypatch.setattr(_classes, "_PIECE", 5)
+    monkeypatch.setattr(_selection, "_PIECE", 5)
     cut = samples(run=RUNS)
     training, validation = cut(fold_groups="run")
     assert not set(RUNS[training]) & set(RUNS[validation])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.commands._top import run_top
 from nnlo_common.commands.report._report_command import run_report
-from nnlo_common.commands.top._top_command import run_top
 from nnlo_common.data import Reading
 from nnlo_common.inference import (
     PredictKeywords,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
 from nnlo_common.data import FileBatches, FileSource, Lease
-from nnlo_common.data._classes import evenly, value_of_each
+from nnlo_common.data._selection import evenly, value_of_each
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80))

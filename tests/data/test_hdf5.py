@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.data import Batches, HDF5Source, list_files, portion
+from nnlo_common.data.formats import _hdf5
 from nnlo_common.data.formats._format import _KEPT
-from nnlo_common.data.hdf5 import _format
 from nnlo_common.training.report._usage import Usage
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no h5py")
@@ -173,13 +173,13 @@ def test_over_all_workers_each_sample_comes_once(
 def test_only_slices_are_read(three, monkeypatch):
     """HDF5 reads single samples in random order a hundred times slower."""
     slices = []
-    read = _format._read_into
+    read = _hdf5._read_into
 
     def watched(dataset, first, last, out):
         slices.append((first, last))
         read(dataset, first, last, out)
 
-    monkeypatch.setattr(_format, "_read_into", watched)
+    monkeypatch.setattr(_hdf5, "_read_into", watched)
     monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("no slice"))
     source = HDF5Source(three / "*.h5", features="x")
     batches = Batches(source, batch_size=3, block=3, window=3, shuffle=True)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nnlo_common import ConfigurationError, ProtocolError
 from nnlo_common.data import WAIT, Lease, Leases
-from nnlo_common.data.leasing._ledger import Ranges
+from nnlo_common.data._ledger import Ranges
 
 
 def used_up(leases: Leases, rank: int, epoch: int) -> list[Lease]:

@@ -28,14 +28,14 @@ from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.report._search_reader import read_search
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._model_file import check_model
-from nnlo_common.commands.train._option_files import read_config
+from nnlo_common.commands.train._option import read_config
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.tune._report_page import page
 from nnlo_common.commands.tune._search_facts import best_of
 from nnlo_common.commands.tune._search_folder import FOLDER, inspect_folder
 from nnlo_common.commands.tune._search_result import importances
 from nnlo_common.data import list_files
-from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search._journal import Journal
 from nnlo_common.training.checkpoint import DamagedError, Entry, Manifest, packed_tree, unpacked_tree
 from nnlo_common.training.report._live_ranks import read_live
 from nnlo_common.training.report._live_table import alarms, summary

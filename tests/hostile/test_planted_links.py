@@ -13,14 +13,24 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 
 from nnlo_common import ConfigurationError
-from nnlo_common.base._file_access import append_file, new_file, read_whole, remove_tree
-from nnlo_common.base._whole_files import hold, hold_lock, release_lock, whole, whole_file, write_whole
+from nnlo_common.base._file_access import (
+    append_file,
+    hold,
+    hold_lock,
+    new_file,
+    read_whole,
+    release_lock,
+    remove_tree,
+    whole,
+    whole_file,
+    write_whole,
+)
 from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.tune._search_folder import drop_models, inspect_folder
-from nnlo_common.search.journal._export import Export
-from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search._export import Export
+from nnlo_common.search._journal import Journal
 from nnlo_common.training._participant import Recording
-from nnlo_common.training.report._facts_file import FactsFile
+from nnlo_common.training.report._facts_writer import FactsFile
 from nnlo_common.training.report._trace_file import Trace
 
 MINE = "nobody may change this\n" * 20

@@ -15,7 +15,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.train._run_folder import check_same
 from nnlo_common.data import list_files
-from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search._journal import Journal
 from tests.hostile.test_checkpoint_files import SPECIAL
 
 
@@ -126,7 +126,7 @@ def test_a_python_file_nested_too_deeply_is_refused(
 
 
 def test_the_keras_home_may_hold_anything(tmp_path: Path) -> None:
-    from nnlo_common.commands._keras_back_end import chosen_back_end
+    from nnlo_common.commands.train._model_file import chosen_back_end
 
     for content in ("[" * 100_000, "[]", "9" * 5000):
         (tmp_path / "keras.json").write_text(content)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nnlo_common.commands._cli import main
-from nnlo_common.training.report._facts_file import read_facts
+from nnlo_common.training.report._facts_writer import read_facts
 from tests.helpers.hosts import hosts
 from tests.helpers.jobs import running_mpi
 from tests.helpers.paths import PROGRAMS

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from nnlo_common.base import _layout
+from nnlo_common.base import _flat_vector
 from tests.helpers.paths import ROOT
 
 # Importing this one loads mpi4py; its examples run in the tests under mpiexec.
@@ -52,7 +52,7 @@ def examples(module):
 
 
 def test_examples_of_methods_are_among_them():
-    assert {"Layout", "Layout.cut"} <= {one.name for one in examples(_layout)}
+    assert {"Layout", "Layout.cut"} <= {one.name for one in examples(_flat_vector)}
 
 
 @pytest.mark.parametrize(

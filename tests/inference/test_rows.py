@@ -351,7 +351,7 @@ def test_two_jobs_do_not_write_one_result(tmp_path):
     path = tmp_path / "y.npy"
     predicted(path, part="1/2")
     program = (
-        "import sys; from nnlo_common.base._whole_files import hold_lock; "
+        "import sys; from nnlo_common.base._file_access import hold_lock; "
         "from pathlib import Path; hold_lock(Path(sys.argv[1] + '.parts/in-use'), 'writing', 'file'); "
         "print('held', flush=True); sys.stdin.read()"
     )

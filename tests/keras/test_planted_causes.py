@@ -15,7 +15,7 @@ import h5py  # noqa: E402
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common.commands.report._run_reader import read_run  # noqa: E402
 from nnlo_common.commands.report._verdicts import verdicts  # noqa: E402
-from nnlo_common.data.hdf5._format import OpenHDF5  # noqa: E402
+from nnlo_common.data.formats._hdf5 import OpenHDF5  # noqa: E402
 from tests.helpers.virtual_time import VirtualTime  # noqa: E402
 
 pytestmark = [

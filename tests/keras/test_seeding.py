@@ -18,7 +18,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common.plugin import seed_random  # noqa: E402
-from nnlo_keras._seeding import seed_generators  # noqa: E402
+from nnlo_keras._compat import seed_generators  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Steady, Synchronous
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError, DivergedError, ProtocolError
-from nnlo_common.base._flat_vector import PRESENT, FlatVector, Frame
-from nnlo_common.base._layout import laid_out
+from nnlo_common.base._flat_vector import PRESENT, FlatVector, Frame, laid_out
 from nnlo_common.protocol import Kind, Message, Received, Server, Wire
 from nnlo_common.testing import MemoryCluster, RandomOrder, VirtualTree, train_virtually
 from nnlo_common.testing._virtual import tree_machines

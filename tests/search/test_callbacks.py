@@ -13,8 +13,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
+from nnlo_common.search._search_messages import Done, Start
 from nnlo_common.search.coordinator._trial_results import ERROR
-from nnlo_common.search.messages._search_messages import Done, Start
 from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

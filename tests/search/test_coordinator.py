@@ -11,9 +11,8 @@ import optuna
 from optuna.distributions import FloatDistribution, distribution_to_json
 
 from nnlo_common import PeerLostError, ProtocolError
-from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
-from nnlo_common.search.messages._channels import Death
-from nnlo_common.search.messages._search_messages import (
+from nnlo_common.search._channels import Death
+from nnlo_common.search._search_messages import (
     Done,
     End,
     Halt,
@@ -21,6 +20,7 @@ from nnlo_common.search.messages._search_messages import (
     RequestAnswer,
     Start,
 )
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE
 from tests.helpers.searches import study_coordinator
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -126,7 +126,7 @@ def test_a_damaged_file_is_set_aside_and_told_of(path, caplog):
 
 
 def test_a_locked_file_is_told_of_and_the_search_ends(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("nnlo_common.search.journal._export._LOCKED_S", 0.1)
+    monkeypatch.setattr("nnlo_common.search._export._LOCKED_S", 0.1)
     path = tmp_path / "study.db"
     exported(path, n_trials=1)
     other = sqlite3.connect(path, isolation_level=None)

@@ -17,9 +17,8 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._trial_results import ERROR
-from nnlo_common.search.journal._journal import Journal
-from nnlo_common.search.messages._search_messages import (
+from nnlo_common.search._journal import Journal
+from nnlo_common.search._search_messages import (
     Done,
     Halt,
     ParameterRequest,
@@ -27,6 +26,7 @@ from nnlo_common.search.messages._search_messages import (
     Start,
     TrialReport,
 )
+from nnlo_common.search.coordinator._trial_results import ERROR
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from tests.helpers.searches import study_coordinator

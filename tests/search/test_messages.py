@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from nnlo_common import ProtocolError
 from nnlo_common.protocol import Lost
-from nnlo_common.search.messages import _search_messages as messages
-from nnlo_common.search.messages._channels import CoordinatorChannel, RankChannel
-from nnlo_common.search.messages._search_messages import Done, RequestAnswer, from_text, to_text
+from nnlo_common.search import _search_messages as messages
+from nnlo_common.search._channels import CoordinatorChannel, RankChannel
+from nnlo_common.search._search_messages import Done, RequestAnswer, from_text, to_text
 
 KINDS = [
     kind

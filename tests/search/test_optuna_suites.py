@@ -20,8 +20,8 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.testing.pytest_storages import StorageTestCase
 
-from nnlo_common.search.coordinator._storage_view import StorageView
-from nnlo_common.search.journal._export import Export
+from nnlo_common.search._export import Export
+from nnlo_common.search.coordinator._parameter_choice import StorageView
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._evolutionary import EvolutionarySampler
 from nnlo_common.search.samplers._grid import Grid

@@ -22,7 +22,7 @@ import optuna
 from optuna.trial import TrialState
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant
-from nnlo_common.base._whole_files import _held
+from nnlo_common.base._file_access import _held
 from nnlo_common.search import optimize
 from nnlo_common.search.coordinator._study_trials import RETRY_OF
 from nnlo_common.search.coordinator._trial_results import ERROR
@@ -365,7 +365,7 @@ def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
 HOLDER = """
 import sys
 import optuna
-from nnlo_common.search.journal._journal import Journal
+from nnlo_common.search._journal import Journal
 journal = Journal(sys.argv[1], optuna.create_study())
 print("held", flush=True)
 sys.stdin.read()

@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 
 from nnlo_common import ConfigurationError, NNLOError
 from nnlo_common.search import optimize
-from nnlo_common.search.journal._journal import packed
-from nnlo_common.search.messages._channels import Death
-from nnlo_common.search.messages._search_messages import (
+from nnlo_common.search._channels import Death
+from nnlo_common.search._journal import packed
+from nnlo_common.search._search_messages import (
     Choose,
     Done,
     End,

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError, NoiseEstimate
-from nnlo_common.commands.advise import _advising
-from nnlo_common.commands.advise._advise_command import link_of
-from nnlo_common.commands.advise._advising import advise_with, write_advice
+from nnlo_common.commands import _advise
+from nnlo_common.commands._advise import advise_with, link_of, write_advice
 from nnlo_common.simulation import Advice, _advice
 from nnlo_common.simulation._advice import example_facts
 from nnlo_common.simulation._probe import GradientHistogram, probe
@@ -243,9 +242,9 @@ def test_ranks_try_at_the_same_time_and_a_slow_one_is_seen(monkeypatch, common):
 
     def told(world):
         slower = {100: [0.05 * (1 + world.rank)] * 5}
-        return _advising._of_all_ranks(replace(facts, steps_s=slower), world)
+        return _advise._of_all_ranks(replace(facts, steps_s=slower), world)
 
-    monkeypatch.setattr(_advising, "connect", lambda: None)
+    monkeypatch.setattr(_advise, "connect", lambda: None)
     with MemoryCluster(3) as cluster:
         found = cluster.run(told)
     assert [one.slow for one in found] == [pytest.approx((1, 2, 3))] * 3

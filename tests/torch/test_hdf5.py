@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data.hdf5 import _format
+from nnlo_common.data.formats import _hdf5
 from nnlo_common.testing import InjectedFault
 from tests.helpers.paths import PROGRAMS
 
@@ -75,13 +75,13 @@ def test_any_sample_may_be_asked_for(files):
 
 def test_what_lies_in_a_row_is_read_at_once(files, monkeypatch):
     data, slices = nt.H5Dataset(files, features="x"), []
-    read = _format._read_into
+    read = _hdf5._read_into
 
     def watched(dataset, first, last, out):
         slices.append((first, last))
         read(dataset, first, last, out)
 
-    monkeypatch.setattr(_format, "_read_into", watched)
+    monkeypatch.setattr(_hdf5, "_read_into", watched)
     data.__getitems__([5, 3, 4, 12, 10, 11, 20])
     assert slices == [(3, 6), (1, 4), (11, 12)]
 
@@ -125,7 +125,7 @@ def test_a_sampler_deals_its_samples_out(files, assignment):
 def test_leases_of_samples_that_are_not_shuffled_are_read_in_a_row(files, monkeypatch):
     """A lease is a range of the order, which is that of the files here."""
     slices = []
-    read = _format._read_into
+    read = _hdf5._read_into
 
     def watched(dataset, first, last, out):
         slices.append((dataset.file.filename[-4], first, last))
@@ -138,7 +138,7 @@ def test_leases_of_samples_that_are_not_shuffled_are_read_in_a_row(files, monkey
             pass
         optimizer.close()
 
-    monkeypatch.setattr(_format, "_read_into", watched)
+    monkeypatch.setattr(_hdf5, "_read_into", watched)
     on_ranks(2, program)
     first, second = [("a", 0, 4), ("a", 4, 8), ("a", 8, 9)], [("b", 0, 3), ("b", 3, 7), ("b", 7, 11)]
     assert slices == [*first, *second, ("b", 11, 14)]

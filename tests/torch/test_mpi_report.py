@@ -8,7 +8,7 @@ import pytest
 
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.training.report._facts_file import facts_files, read_facts
+from nnlo_common.training.report._facts_writer import facts_files, read_facts
 from tests.helpers.chromium import needs_tracing_page, read_by_tracing_page
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.commands._trace import merged
 from nnlo_common.commands.report._run_reader import read_run
-from nnlo_common.commands.trace._trace_command import merged
-from nnlo_common.training.report import _facts_file
-from nnlo_common.training.report._facts_file import read_facts
+from nnlo_common.training.report import _facts_writer
+from nnlo_common.training.report._facts_writer import read_facts
 from tests.helpers.traces import problems_in, self_times
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -195,7 +195,7 @@ def test_facts_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypa
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_facts_file, "append_file", full)
+    monkeypatch.setattr(_facts_writer, "append_file", full)
     saved_training(tmp_path, 2)
     (warned,) = [record.message for record in caplog.records if "facts" in record.message]
     assert "facts.rank0.jsonl cannot be written ([Errno 28] No space left on device); the training" in warned

@@ -21,7 +21,7 @@ from tests.helpers.paths import EXAMPLES, PROGRAMS
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
-from nnlo_common.training import _model_vectors as _framework  # noqa: E402
+from nnlo_common.training import _collectives as _framework  # noqa: E402
 from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.torch_cases import WRAPPERS  # noqa: E402

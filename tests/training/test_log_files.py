@@ -9,8 +9,7 @@ import warnings
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.commands.train._job import Job, RankCommand
-from nnlo_common.training.report._log_files import logged_to
+from nnlo_common.commands.train._job import Job, RankCommand, logged_to
 
 
 class Command(RankCommand):

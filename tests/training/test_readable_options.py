@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnlo_common import EASGD, DiLoCo, Downpour, DynSGD, Synchronous
-from nnlo_common.training._readable_options import readable
+from nnlo_common.training._plan import readable
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.base._spans import Finished, recorder, span
 from nnlo_common.training.report import _usage
-from nnlo_common.training.report._facts_file import FactsFile, read_facts
-from nnlo_common.training.report._facts_writer import FactsWriter
+from nnlo_common.training.report._facts_writer import FactsFile, FactsWriter, read_facts
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
 from nnlo_common.training.report._usage import Usage, gpus_here

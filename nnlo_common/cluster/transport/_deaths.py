@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn, Self
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._json_codec import content_of, malformed, message_of, table_of
+from nnlo_common.base._limited_formats import content_of, malformed, message_of, table_of
 from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.cluster.transport._datagrams import Datagrams
 from nnlo_common.cluster.transport._mpi4py import MPI, World

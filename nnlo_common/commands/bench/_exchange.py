@@ -34,7 +34,7 @@ from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.protocol import Activity, Server, Shard, Worker
-from nnlo_common.training._event_loop import perform, serve, work
+from nnlo_common.training._rank_parts import perform, serve, work
 from nnlo_common.training._stall_detector import ServerWatch
 
 __all__ = ["run"]

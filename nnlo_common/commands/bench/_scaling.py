@@ -29,9 +29,8 @@ import numpy as np
 from nnlo_common.algorithms import EASGD, Algorithm, Downpour
 from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.base._errors import NNLOError
-from nnlo_common.base._file_access import append_file, read_whole
+from nnlo_common.base._file_access import append_file, read_whole, write_whole
 from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._whole_files import write_whole
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.training._participant import Participant

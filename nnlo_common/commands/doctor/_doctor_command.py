@@ -20,15 +20,18 @@ from nnlo_common.cluster._connecting import Launch, connect, find_launch, guard,
 from nnlo_common.cluster._hosts import Place, locate, place_table, text_table
 from nnlo_common.commands.doctor._checks import (
     Finding,
+    MPIFacts,
+    RankReport,
     Status,
     bandwidth,
+    examine,
     judge,
+    look_at_mpi,
     seconds,
     signed_seconds,
     worst,
 )
 from nnlo_common.commands.doctor._link_speed import FULL, QUICK, LinkSpeed, measure_links
-from nnlo_common.commands.doctor._rank_report import MPIFacts, RankReport, examine, look_at_mpi
 
 __all__ = ["Examination", "Watchdog", "as_json", "as_page", "run_doctor", "verdict"]
 
@@ -239,7 +242,7 @@ def _join(env: Mapping[str, str]) -> _JoinedJob:
 
 def _probe() -> _JoinedJob:
     """Ask the MPI library in a separate process; some libraries kill a process that they cannot start in."""
-    command = [sys.executable, "-m", "nnlo_common.commands.doctor._rank_report"]
+    command = [sys.executable, "-m", "nnlo_common.commands.doctor._checks"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,5 @@
 """`nnlo report`: one page about one or several runs, with what to change.
 
-_run_facts       what a report uses of a run: metrics, ranks, epochs, usage, where the time went
 _run_reader      reads that from the files in a run's folder
 _search_reader   the same of a search
 _verdicts        pure functions from a run's facts to sentences about what to change

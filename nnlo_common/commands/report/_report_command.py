@@ -8,19 +8,17 @@ from html import escape
 from pathlib import Path
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.base._whole_files import usable, write_whole
+from nnlo_common.base._file_access import usable, write_whole
 from nnlo_common.commands._html_page import drawn, html_page, html_table
-from nnlo_common.commands.report._run_facts import RankFacts, RunFacts
 from nnlo_common.commands.report._run_figures import run_figures
-from nnlo_common.commands.report._run_reader import PAGE, read_run
+from nnlo_common.commands.report._run_reader import PAGE, RankFacts, RunFacts, read_run
 from nnlo_common.commands.report._search_reader import SearchFiles, find_search, read_search
 from nnlo_common.commands.report._verdicts import verdicts
 from nnlo_common.commands.train._job import REFUSED, tell
-from nnlo_common.commands.tune._report_page import figures, page
+from nnlo_common.commands.tune._report_page import figures, lasting, page, short
 from nnlo_common.commands.tune._search_facts import FinishedTrial, PageFacts, best_of
 from nnlo_common.commands.tune._search_result import RESULT, importances
-from nnlo_common.commands.tune._trial_table import lasting, short
-from nnlo_common.training.report._facts_file import facts_files
+from nnlo_common.training.report._facts_writer import facts_files
 
 __all__ = ["run_report", "runs_page"]
 

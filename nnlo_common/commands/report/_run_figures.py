@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from nnlo_common.base._spans import KINDS
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts, Sample
+from nnlo_common.commands.report._run_reader import EpochFacts, RankFacts, RunFacts, Sample
 
 __all__ = ["gradient_sizes", "run_figures"]
 

@@ -280,7 +280,7 @@ def read_search(path: Path) -> SearchFiles:
 
 
 def _of_journal(path: Path) -> SearchFiles:
-    from nnlo_common.search.journal._journal import read_journal, refusing
+    from nnlo_common.search._journal import read_journal, refusing
 
     directions, kept = read_journal(path)
     if len(directions) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 from nnlo_common.algorithms._gain import worth_having
 from nnlo_common.base._errors import plural
 from nnlo_common.base._spans import STAGES
-from nnlo_common.commands.report._run_facts import EpochFacts, RankFacts, RunFacts
+from nnlo_common.commands.report._run_reader import EpochFacts, RankFacts, RunFacts
 from nnlo_common.training._bottleneck import BUSY, WAITED, told
 
 __all__ = ["reading", "verdicts"]

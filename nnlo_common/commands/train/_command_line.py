@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._job import first_of_job
-from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest
-from nnlo_common.commands.train._option_files import read_config
+from nnlo_common.commands.train._option import Given, Option, OptionKind, nearest, read_config
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 
 __all__ = [

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import read_whole, readable_file
-from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
-from nnlo_common.commands._keras_back_end import chosen_back_end, installed_back_ends
+from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_OPTIONS, parsed_json
 from nnlo_common.commands.train._job import brief
 from nnlo_common.commands.train._pickled import unpickled
 from nnlo_common.commands.train._python_file import (
@@ -35,11 +34,42 @@ __all__ = [
     "check_model",
     "check_weights_file",
     "choose_back_end",
+    "chosen_back_end",
     "fill",
+    "installed_back_ends",
     "load_model",
     "plug_in",
     "weights_file",
 ]
+
+# -- back end that Keras will run on, found without loading Keras ---------------------------------------
+
+
+def chosen_back_end(env: Mapping[str, str]) -> str:
+    """Return the back end that the user has chosen by a variable or in Keras' file; empty: none.
+
+    Args:
+        env: the variables of the process.
+
+    Example:
+        >>> chosen_back_end({"KERAS_BACKEND": "jax"})
+        'jax'
+    """
+    if name := env.get("KERAS_BACKEND"):
+        return name
+    file = Path(env.get("KERAS_HOME", "~/.keras")).expanduser() / "keras.json"
+    try:
+        name = parsed_json(read_whole(file, LARGEST_OPTIONS)).get("backend")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    # Keras writes this file at its first import, so its default "tensorflow" is not a choice.
+    return name if isinstance(name, str) and name != "tensorflow" else ""
+
+
+def installed_back_ends() -> list[str]:
+    """Return the back ends that are installed, the lightest to begin with first."""
+    return [name for name in ("torch", "tensorflow", "jax") if importlib.util.find_spec(name) is not None]
+
 
 # -- weights that a training begins with: `--from`, checked without a framework, then loaded with it ---
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._file_access import read_whole
+from nnlo_common.base._file_access import LOCK, read_whole, write_whole
 from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_TOML, parsed_json
-from nnlo_common.base._whole_files import LOCK, write_whole
-from nnlo_common.commands.train._option_files import as_toml, option_text, parsed_toml
+from nnlo_common.commands.train._option import as_toml, option_text, parsed_toml
 from nnlo_common.commands.train._settings import MODES, OPTIONS, Settings
 from nnlo_common.commands.train._stopping import Stopping
 from nnlo_common.training.report._facts_writer import versions

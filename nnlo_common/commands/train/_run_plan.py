@@ -22,8 +22,8 @@ from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
 from nnlo_common.data import FileSource, Reading, Standard, list_files, portion
-from nnlo_common.data._classes import value_of_each
 from nnlo_common.data._listing import without_tree
+from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
 from nnlo_common.data._standard import as_lists, from_lists
 from nnlo_common.data.formats._found import format_of

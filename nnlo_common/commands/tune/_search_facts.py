@@ -12,9 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit
-from nnlo_common.commands.tune._request import Request
+from nnlo_common.commands.tune._request import BlockLayout, Request
 from nnlo_common.commands.tune._search_folder import BEGAN, BLOCK, FOLDER, TRIAL
 from nnlo_common.commands.tune._search_space import Space
 

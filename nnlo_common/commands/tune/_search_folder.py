@@ -20,9 +20,8 @@ from typing import Any, TypeGuard
 
 from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._file_access import read_whole
+from nnlo_common.base._file_access import LOCK, hold, read_whole
 from nnlo_common.base._limited_formats import LARGEST_OPTIONS, parsed_json
-from nnlo_common.base._whole_files import LOCK, hold
 from nnlo_common.commands.train._run_folder import SEARCH, check_same, claiming, next_free, write_text
 
 __all__ = [

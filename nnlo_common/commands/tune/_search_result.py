@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nnlo_common.commands.train._option_files import as_toml
+from nnlo_common.commands.train._option import as_toml
 from nnlo_common.commands.train._run_folder import (
     facts_of_command,
     with_absolute_paths,
@@ -18,12 +18,11 @@ from nnlo_common.commands.train._run_folder import (
 )
 from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.commands.tune._figure_of_merit import remark
-from nnlo_common.commands.tune._report_page import figures, page
+from nnlo_common.commands.tune._report_page import figures, page, short
 from nnlo_common.commands.tune._request import ALL_OPTIONS, Request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
 from nnlo_common.commands.tune._search_folder import TRIAL, drop_models
 from nnlo_common.commands.tune._search_space import Parameter, Space
-from nnlo_common.commands.tune._trial_table import short
 from nnlo_common.training.report._live_table import table
 
 __all__ = ["conclude", "importances", "search_text"]

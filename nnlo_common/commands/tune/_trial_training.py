@@ -25,6 +25,7 @@ from nnlo_common.commands.train._run_folder import CONFIG, claiming, config_text
 from nnlo_common.commands.train._settings import Settings, settings_of
 from nnlo_common.commands.train._train_command import TrainRun, cell_of
 from nnlo_common.commands.tune._figure_of_merit import FUNCTION, merit
+from nnlo_common.commands.tune._report_page import Board, TrialRow
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of, finished
 from nnlo_common.commands.tune._search_folder import (
     BEGAN,
@@ -38,7 +39,6 @@ from nnlo_common.commands.tune._search_folder import (
     known_value,
 )
 from nnlo_common.commands.tune._search_result import conclude
-from nnlo_common.commands.tune._trial_table import Board, TrialRow
 from nnlo_common.search import optimize
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
+from nnlo_common.base._file_access import usable
 from nnlo_common.base._signals import EXIT_CODE
-from nnlo_common.base._whole_files import usable
 from nnlo_common.cluster._gpus import search_turns, share_host
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.commands.train._job import Job, RankCommand, tell
@@ -27,9 +27,8 @@ from nnlo_common.commands.train._python_file import (
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import MODES, MOMENTUM, OPTIONS, settings_of, value_of
-from nnlo_common.commands.tune._block_layout import BlockLayout
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
-from nnlo_common.commands.tune._request import Request, in_flags, read_request
+from nnlo_common.commands.tune._request import BlockLayout, Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder
 from nnlo_common.commands.tune._search_result import search_text
@@ -257,7 +256,7 @@ class SearchRun(RankCommand):
 
 
 def _check_export(asked: str | None) -> None:
-    from nnlo_common.search.journal._export import exportable
+    from nnlo_common.search._export import exportable
 
     if asked is not None:
         with in_flags():

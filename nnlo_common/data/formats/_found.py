@@ -11,12 +11,12 @@ from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._listing import without_tree
 from nnlo_common.data.formats._arrow import Arrow, Parquet
 from nnlo_common.data.formats._format import Format
+from nnlo_common.data.formats._hdf5 import HDF5
 from nnlo_common.data.formats._numpy import NPY, NPZ
 from nnlo_common.data.formats._objects import Objects
 from nnlo_common.data.formats._root import ROOT
 from nnlo_common.data.formats._webdataset import WebDataset
 from nnlo_common.data.formats._zarr import Zarr
-from nnlo_common.data.hdf5._format import HDF5
 
 __all__ = ["FORMATS", "format_of", "listed_formats"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
-from nnlo_common.base._whole_files import whole
+from nnlo_common.base._file_access import whole
 from nnlo_common.inference._journal import full_disk, parts_folder
 from nnlo_common.inference.sinks._sink import Region, Regions, Whole, shape_of
 

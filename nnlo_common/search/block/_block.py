@@ -24,12 +24,8 @@ from optuna.trial import BaseTrial
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._signals import EXIT_CODE, Interrupts, LeftTogether
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld, PartWorld
-from nnlo_common.search.block._block_world import BlockWorld
-from nnlo_common.search.block._folds import Indices, split
-from nnlo_common.search.coordinator._coordinator import Coordinator, check_interrupts
-from nnlo_common.search.coordinator._trial_results import NAME, kind_of
-from nnlo_common.search.messages._channels import RankChannel
-from nnlo_common.search.messages._search_messages import (
+from nnlo_common.search._channels import RankChannel
+from nnlo_common.search._search_messages import (
     Alarm,
     Done,
     End,
@@ -45,6 +41,10 @@ from nnlo_common.search.messages._search_messages import (
     Start,
     TrialReport,
 )
+from nnlo_common.search.block._block_world import BlockWorld
+from nnlo_common.search.block._folds import Indices, split
+from nnlo_common.search.coordinator._coordinator import Coordinator, check_interrupts
+from nnlo_common.search.coordinator._trial_results import NAME, kind_of
 from nnlo_common.training._joining import within
 
 __all__ = ["BlockLink", "BlockTrial", "LocalLink", "Objective", "TrialLink", "attempt", "run_block"]

@@ -21,8 +21,8 @@ from nnlo_common.base._flat_vector import Frame, PartWork
 from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, PartWorld
 from nnlo_common.cluster.transport._group_endpoints import EndpointGroup, group_links
 from nnlo_common.protocol import Event, Message, Received
-from nnlo_common.search.messages._channels import RankChannel
-from nnlo_common.search.messages._search_messages import Text
+from nnlo_common.search._channels import RankChannel
+from nnlo_common.search._search_messages import Text
 
 __all__ = ["BlockWorld"]
 

@@ -14,20 +14,29 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import optuna
-from optuna.trial import FrozenTrial, Trial
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.base._errors import NNLOError, ProtocolError
-from nnlo_common.search._compat import chosen_together, number_in, storage_of
-from nnlo_common.search.coordinator._storage_view import ask_at_this_moment
+from nnlo_common.search._channels import Death, TeamMessage
+from nnlo_common.search._compat import (
+    chosen_together,
+    has_no_name,
+    loop_begins,
+    number_in,
+    storage_of,
+    study_number,
+)
+from nnlo_common.search._journal import packed, unpacked_parameters
+from nnlo_common.search._search_messages import Choose, Chosen, Done, SearchMessage, Start
 from nnlo_common.search.coordinator._trial_results import mean
-from nnlo_common.search.journal._journal import packed, unpacked_parameters
-from nnlo_common.search.messages._channels import Death, TeamMessage
-from nnlo_common.search.messages._search_messages import Choose, Chosen, Done, SearchMessage, Start
 from nnlo_common.search.samplers._grid import Grid
+from nnlo_common.search.samplers._seeding import Seeded
 
 __all__ = [
     "LocalChooser",
@@ -35,9 +44,81 @@ __all__ = [
     "LookAhead",
     "RemoteChooser",
     "RunningTrial",
+    "StorageView",
     "TrialChooser",
     "TrialSource",
+    "ask_at_this_moment",
 ]
+
+# -- view of the study as it was when a trial began, for as long as the trial lasts ---------------------
+
+
+def ask_at_this_moment(study: optuna.Study, seed: int, under_way: Mapping[int, FrozenTrial]) -> Trial:
+    """Begin the next trial and choose its joint parameters; it sees the study as it is now.
+
+    Args:
+        study: the study.
+        seed: seeds its random numbers.
+        under_way: unfinished trials, as other trials see them.
+    """
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    number = waiting[0].number if waiting else len(study.get_trials(deepcopy=False))
+    then = dict(under_way)
+
+    def as_it_was(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+        return [then.get(trial.number, trial) for trial in trials[: number + 1]]
+
+    moment = optuna.Study(
+        study.study_name,
+        cast(BaseStorage, StorageView(study, as_it_was)),
+        Seeded(study.sampler, seed),
+        # Copy it: some pruners learn from the first trials they judge, and timing decides which these are.
+        copy.deepcopy(study.pruner),
+    )
+    if has_no_name(study):  # Hyperband seeds its brackets with the name
+        moment.study_name = ""
+    loop_begins(moment)
+    trial = moment.ask()
+    _ = trial.relative_params  # else Optuna chooses only at the first suggest_... call
+    return trial
+
+
+class StorageView:
+    """A storage that shows only some trials, or earlier states of them.
+
+    Args:
+        study: the study to read from and write to.
+        picked: selects the trials to show.
+    """
+
+    def __init__(
+        self, study: optuna.Study, picked: Callable[[list[FrozenTrial]], Iterable[FrozenTrial]]
+    ) -> None:
+        self._storage, self._study_id, self._picked = storage_of(study), study_number(study), picked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def get_study_id_from_name(self, name: str) -> int:  # noqa: ARG002
+        """Return this study's number; Hyperband's brackets ask under other names."""
+        return self._study_id
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """Return the visible trials."""
+        trials = self._picked(self._storage.get_all_trials(study_id, deepcopy=False))
+        found = [trial for trial in trials if states is None or trial.state in states]
+        return copy.deepcopy(found) if deepcopy else found
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """Return the best of the visible trials."""
+        trials = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
+        if not trials:
+            raise ValueError("No trials are completed yet.")
+        best = max if self._storage.get_study_directions(study_id)[0] is StudyDirection.MAXIMIZE else min
+        return best(trials, key=lambda trial: trial.value or 0.0)
+
 
 # -- look-ahead: choose just enough trials in advance to keep every block busy -------------------------
 # A trial chosen early is chosen with fewer results. If trials end one by one, a few are enough; if all

@@ -15,6 +15,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.base._errors import ProtocolError
+from nnlo_common.search._channels import Death, TeamMessage
 from nnlo_common.search._compat import (
     loop_begins,
     loop_ends,
@@ -22,6 +23,17 @@ from nnlo_common.search._compat import (
     storage_of,
     suggested,
     was_stopped,
+)
+from nnlo_common.search._journal import SearchRecord, packed
+from nnlo_common.search._search_messages import (
+    Done,
+    Note,
+    ParameterRequest,
+    PruneRequest,
+    RequestAnswer,
+    SearchMessage,
+    Start,
+    TrialReport,
 )
 from nnlo_common.search.coordinator._parameter_choice import (
     LocalChooser,
@@ -40,18 +52,6 @@ from nnlo_common.search.coordinator._trial_results import (
     keep_folds,
     log_best,
     tell,
-)
-from nnlo_common.search.journal._journal import SearchRecord, packed
-from nnlo_common.search.messages._channels import Death, TeamMessage
-from nnlo_common.search.messages._search_messages import (
-    Done,
-    Note,
-    ParameterRequest,
-    PruneRequest,
-    RequestAnswer,
-    SearchMessage,
-    Start,
-    TrialReport,
 )
 from nnlo_common.search.samplers._seeding import seed_of
 

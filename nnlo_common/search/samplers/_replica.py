@@ -16,11 +16,11 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, QMCSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from nnlo_common.search._channels import RankChannel
 from nnlo_common.search._compat import forget_trials, loop_begins, number_in
-from nnlo_common.search.coordinator._storage_view import StorageView
-from nnlo_common.search.journal._journal import bring_up, packed_parameters, unpacked
-from nnlo_common.search.messages._channels import RankChannel
-from nnlo_common.search.messages._search_messages import Choose, Chosen, End
+from nnlo_common.search._journal import bring_up, packed_parameters, unpacked
+from nnlo_common.search._search_messages import Choose, Chosen, End
+from nnlo_common.search.coordinator._parameter_choice import StorageView
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._grid import Grid
 from nnlo_common.search.samplers._names import IN_SEQUENCE

@@ -13,15 +13,14 @@ import numpy as np
 
 from nnlo_common.base._arguments import is_whole
 from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
-from nnlo_common.base._flat_vector import Vector
-from nnlo_common.base._layout import Layout
+from nnlo_common.base._file_access import hold
+from nnlo_common.base._flat_vector import Layout, Vector
 from nnlo_common.base._signals import Interrupts, LeftTogether
 from nnlo_common.base._spans import span
-from nnlo_common.base._whole_files import hold
 from nnlo_common.cluster._aborting import advise, end_notes_in
 from nnlo_common.training._joining import launched
+from nnlo_common.training._plan import readable
 from nnlo_common.training._rank_parts import say, speaks
-from nnlo_common.training._readable_options import readable
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import SavedCheckpoint, Store
 from nnlo_common.training.checkpoint._manifest import DamagedError

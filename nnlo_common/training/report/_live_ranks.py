@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nnlo_common.base._file_access import new_file, read_whole, readable_file
+from nnlo_common.base._file_access import RANKS, new_file, of_rank, read_whole, readable_file, usable
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.base._whole_files import RANKS, of_rank, usable
 from nnlo_common.training._rank_parts import TrainingReport, serves, speaks
 from nnlo_common.training.report._course import Moment
 

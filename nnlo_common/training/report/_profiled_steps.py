@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._whole_files import RANKS
+from nnlo_common.base._file_access import RANKS
 
 __all__ = ["ProfiledSteps", "StepProfiler", "begin_torch_profile"]
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nnlo_common.base._file_access import new_file, reopened_file
+from nnlo_common.base._file_access import new_file, of_rank, reopened_file, usable
 from nnlo_common.base._spans import Finished
-from nnlo_common.base._whole_files import of_rank, usable
 
 __all__ = ["OLDER", "Trace", "trace_path"]
 

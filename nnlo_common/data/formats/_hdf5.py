@@ -1,0 +1,378 @@
+"""HDF5 as a format of samples."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnlo_common.base._errors import ConfigurationError, NNLOError
+from nnlo_common.data._source import Array, Field
+from nnlo_common.data.formats._format import (
+    HOW,
+    LARGEST_SAMPLE,
+    NUMBERS,
+    FileInfo,
+    OpenedFile,
+    Ragged,
+    shown,
+)
+from nnlo_common.data.formats._opened_files import open_file
+
+__all__ = ["HDF5", "OpenHDF5", "check_sources", "inspect_file", "is_special", "names_of"]
+
+# -- inspection of HDF5 files by metadata alone: datasets, shapes and defects --------------------------
+
+# -- sources of virtual and external datasets: they must exist, be ordinary files, and not lead in a
+# circle.
+
+_DEEPEST = 16  # virtual datasets inside each other; as many as HDF5 follows links
+_MOST_BLOCKS = 100_000  # sources of a pattern
+
+#: A dataset under whatever name: device and number of its file, and its address there.
+_Identity: TypeAlias = tuple[int, int, int]
+
+
+def check_sources(path: str, dataset: Any, inside_of: tuple[_Identity, ...] = ()) -> None:
+    """Refuse data in missing files or datasets, for which HDF5 silently reads zeros, and data in itself.
+
+    Args:
+        path: of the file.
+        dataset: one of its datasets.
+        inside_of: the virtual datasets that lead to it; reading a circle of them ends the process.
+    """
+    for name, _, _ in dataset.external or ():
+        _check_file(path, dataset.name, name)
+    if not dataset.is_virtual:
+        return
+    here = _identity(dataset)
+    if here in inside_of or len(inside_of) >= _DEEPEST:
+        found = "its data in itself" if here in inside_of else f"over {_DEEPEST} sources inside each other"
+        raise ConfigurationError(
+            f"{path}: the virtual dataset {dataset.name} has {found}, which HDF5 cannot read; make it again"
+        )
+    chain = (*inside_of, here)
+    for one in dataset.virtual_sources():
+        for name, inside in _blocks(path, one.file_name, one.dset_name):
+            if name == ".":
+                _check_sources_of(dataset.file.get(inside), f"{inside!r} of this file", dataset, chain)
+            else:
+                _check_file(path, dataset.name, name)
+                with open_file(str(Path(path).parent / name)) as source:
+                    _check_sources_of(source.get(inside), f"{inside!r} of {name!r}", dataset, chain)
+
+
+def is_special(path: str, name: str) -> bool:
+    """Return whether the name exists beside `path` and is not an ordinary file."""
+    found = Path(path).parent / name
+    return found.exists() and not found.is_file()
+
+
+def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Identity, ...]) -> None:
+    import h5py
+
+    if not isinstance(found, h5py.Dataset):
+        raise ConfigurationError(
+            f"{dataset.file.filename}: {dataset.name} has its data in {label}, which does not exist; HDF5 "
+            "would read zeros, so make one of the two files again"
+        )
+    check_sources(found.file.filename, found, inside_of)
+
+
+def _check_file(path: str, dataset: str, name: str) -> None:
+    if not (Path(path).parent / name).exists():
+        raise ConfigurationError(
+            f"{path}: {dataset} has its data in {name!r}, which does not exist; HDF5 would read zeros, so "
+            "put that file there"
+        )
+    if is_special(path, name):
+        raise ConfigurationError(
+            f"{path}: {dataset} has its data in {name!r}, which is not an ordinary file; make it again"
+        )
+
+
+def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
+    """Yield the file and the dataset of a source; of a pattern with `%b` all that there are, from 0."""
+    if "%b" not in name + inside:
+        yield name, inside
+        return
+    for number in range(_MOST_BLOCKS):
+        file, dataset = name.replace("%b", str(number)), inside.replace("%b", str(number))
+        place = path if file == "." else str(Path(path).parent / file)
+        if not Path(place).exists():
+            return
+        with open_file(place) as source:
+            if dataset not in source:
+                return
+        yield file, dataset
+
+
+def _identity(dataset: Any) -> _Identity:
+    import h5py
+
+    status, found = Path(dataset.file.filename).stat(), h5py.h5o.get_info(dataset.id)
+    return status.st_dev, status.st_ino, found.addr
+
+
+_MANY_ROWS = 1_000_000  # fewer may be zeros on purpose
+
+
+def inspect_file(path: str, names: Sequence[str], locking: bool | None = None) -> FileInfo:
+    """Inspect the datasets and groups of these names.
+
+    Raises:
+        ConfigurationError: the file cannot be opened, or lacks a usable dataset of one of the names.
+    """
+    try:
+        return _inspect(path, names, locking)
+    except NNLOError:
+        raise
+    except Exception as error:  # h5py raises any type of exception for damaged files
+        raise ConfigurationError(
+            f"{path} is damaged ({error}); check it with h5ls, and copy or make it again"
+        ) from None
+
+
+def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
+    with open_file(path, locking) as file:
+        datasets: list[Any] = []
+        groups: list[int | None] = []
+        for name in names:
+            inside = list(_datasets(file, path, name))
+            groups.append(None if [one.name for one in inside] == [file[name].name] else len(inside))
+            datasets += inside
+        fields = tuple(_field(path, one) for one in datasets)
+        lengths = {one.name: int(one.shape[0]) for one in datasets}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise ConfigurationError(
+                f"{path} has datasets of unequal lengths: {listed}; each needs a row for each sample: make "
+                "the file again, or name other datasets"
+            )
+        grain = max((one.chunks[0] for one in datasets if one.chunks), default=1)
+        filters = {one.compression or "a filter" for one in datasets if one.chunks and _is_filtered(one)}
+        return FileInfo(
+            path=path,
+            length=int(datasets[0].shape[0]),
+            fields=fields,
+            grain=grain,
+            groups=tuple(groups),
+            encoded=bool(filters),
+            how=" and ".join(sorted(filters)),
+            piece_bytes=min(
+                (math.prod(one.chunks) * one.dtype.itemsize for one in datasets if one.chunks), default=0
+            ),
+        )
+
+
+def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
+    """Yield the dataset of a name, or all datasets of its group."""
+    import h5py
+
+    _check_links(file, path, name)
+    try:
+        found = file[name]
+    except (KeyError, OSError, RuntimeError):
+        raise ConfigurationError(f"{path} {_missing(file, name)}") from None
+    if isinstance(found, h5py.Dataset):
+        yield found
+        return
+    if not isinstance(found, h5py.Group):
+        raise ConfigurationError(
+            f"{path}: {name!r} is a named type, without samples; name one of {_names(file)}"
+        )
+    if not len(found):
+        raise ConfigurationError(f"{path}: the group {name!r} is empty; name one of {_names(file)}")
+    for child in sorted(found):
+        _check_links(found, path, child)
+        inside = found.get(child)
+        if not isinstance(inside, h5py.Dataset):
+            what = "a broken link" if inside is None else "a group"
+            raise ConfigurationError(
+                f"{path}: in the group {name!r}, {child!r} is {what}; a group stands for several inputs or "
+                f"outputs, so it may only have datasets. Name those you want, e.g. {[f'{name}/{child}/...']}"
+            )
+        yield inside
+
+
+def _check_links(group: Any, path: str, name: str) -> None:
+    """Refuse links into anything but an ordinary file: HDF5 would wait for a pipe for ever."""
+    import h5py
+
+    parts = [part for part in name.split("/") if part]
+    for count in range(1, len(parts) + 1):
+        link = group.get("/".join(parts[:count]), getlink=True)
+        if isinstance(link, h5py.ExternalLink) and is_special(path, link.filename):
+            raise ConfigurationError(
+                f"{path}: {name!r} is a link into {link.filename!r}, which is not an ordinary file; correct "
+                "the link"
+            )
+        if link is None:
+            return
+
+
+def _missing(file: Any, name: str) -> str:
+    """Return why a file lacks a name, and what to do."""
+    import h5py
+
+    link = None
+    if name.strip("/") and name.strip("/").rpartition("/")[0] in ("", *file):
+        link = file.get(name, getlink=True)
+    if isinstance(link, h5py.HardLink):
+        return f"has {name!r}, but it is damaged; check it with h5ls, and copy or make the file again"
+    if isinstance(link, h5py.SoftLink):
+        return f"has {name!r} as a link to {link.path!r}, which is missing or a circle; correct the link"
+    if isinstance(link, h5py.ExternalLink):
+        return (
+            f"has {name!r} as a link to {link.path!r} in the file {link.filename!r}, which cannot be opened; "
+            "put that file there"
+        )
+    near = difflib.get_close_matches(name, list(file), 1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return f"has no {name!r}; it has {_names(file)}.{meant} Name its datasets by {HOW}"
+
+
+def names_of(path: str, locking: bool | None = None) -> list[str]:
+    """Return the names at the top of a file."""
+    with open_file(path, locking) as file:
+        return list(file)
+
+
+def _names(file: Any) -> str:
+    """Return the names in a file as a short text."""
+    return shown(list(file), "no datasets")
+
+
+def _field(path: str, dataset: Any) -> Field:
+    """Return shape and type of a dataset's samples; refuse data that cannot be trained on."""
+    name = dataset.name
+    if dataset.shape is None or not dataset.shape:
+        what = "has no data" if dataset.shape is None else "is one number"
+        raise ConfigurationError(
+            f"{path}: {name} {what}, but needs a row for each sample; name another dataset"
+        )
+    if 0 in dataset.shape[1:]:
+        raise ConfigurationError(
+            f"{path}: {name} has empty samples, of shape {dataset.shape[1:]}; name another dataset"
+        )
+    dtype = dataset.dtype
+    if dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
+        raise ConfigurationError(
+            f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
+            "float32 or an integer type, or name another dataset"
+        )
+    _check_size(path, dataset)
+    check_sources(path, dataset)
+    _check_filters(path, dataset)
+    return Field(name, tuple(map(int, dataset.shape[1:])), dtype.newbyteorder("="))
+
+
+def _type(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "O" or dtype.metadata:
+        return f"{dtype} (texts, references, enumerations or rows of unequal length)"
+    return str(dtype)
+
+
+def _check_size(path: str, dataset: Any) -> None:
+    """Refuse samples that no machine can hold, and rows that nobody has written."""
+    sample = math.prod(map(int, dataset.shape[1:])) * dataset.dtype.itemsize
+    if sample > LARGEST_SAMPLE:
+        raise ConfigurationError(
+            f"{path}: a sample of {dataset.name}, of shape {dataset.shape[1:]}, has {sample / 2**30:.0f} "
+            f"GiB, more than {LARGEST_SAMPLE / 2**30:.0f}; are rows and columns exchanged? Make the file "
+            "with a row for each sample"
+        )
+    elsewhere = dataset.is_virtual or dataset.external
+    if dataset.shape[0] > _MANY_ROWS and not elsewhere and dataset.id.get_storage_size() == 0:
+        raise ConfigurationError(
+            f"{path}: {dataset.name} has {dataset.shape[0]} rows, but none was ever written; the program "
+            "that made it has failed: make it again, or name another dataset"
+        )
+
+
+def _is_filtered(dataset: Any) -> bool:
+    return bool(dataset.id.get_create_plist().get_nfilters())
+
+
+def _check_filters(path: str, dataset: Any) -> None:
+    """Refuse a dataset whose compression filter is not installed."""
+    import h5py
+
+    properties = dataset.id.get_create_plist()
+    for index in range(properties.get_nfilters()):
+        code, _, _, name = properties.get_filter(index)
+        if not h5py.h5z.filter_avail(code):
+            label = f" ({name.decode(errors='replace')})" if name else ""
+            raise ConfigurationError(
+                f"{path}: {dataset.name} is compressed with filter {code}{label}, which is not installed; "
+                "`pip install hdf5plugin` and import it, or write the file with gzip"
+            )
+
+
+class HDF5:
+    """Reads datasets of HDF5 files; a group stands for all datasets in it."""
+
+    title, suffixes = "HDF5", (".h5", ".hdf5", ".hdf", ".he5", ".nc")
+    begins = b"\x89HDF\r\n\x1a\n"
+    remote = False
+
+    def inspect(self, path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
+        """Inspect the datasets and groups of these names."""
+        return inspect_file(path, names, locking)
+
+    def open(self, path: str, locking: bool | None) -> OpenedFile:
+        """Open a file."""
+        return OpenHDF5(open_file(path, locking))
+
+    def names(self, path: str, locking: bool | None) -> list[str]:
+        """Return the names at the top of a file."""
+        return names_of(path, locking)
+
+
+class OpenHDF5:
+    """An open HDF5 file.
+
+    Args:
+        file: of h5py.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._datasets: dict[str, Any] = {}
+
+    def read(self, name: str, first: int, last: int, out: Array) -> None:
+        """Read a slice of a dataset."""
+        dataset = self._datasets.get(name)
+        if dataset is None:
+            dataset = self._datasets[name] = self._file[name]
+        if out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
+            _read_into(dataset, first, last, out)
+        else:  # a column of an input that has several
+            out[...] = dataset[first:last]
+
+    def ragged(self, name: str, first: int, last: int) -> Ragged:
+        """Refuse: inspection has refused such datasets."""
+        raise ConfigurationError(f"{name} has rows {first} to {last} of unequal length")
+
+    def close(self) -> None:
+        """Close it."""
+        self._datasets.clear()
+        self._file.close()
+
+
+def _read_into(dataset: Any, first: int, last: int, out: Array) -> None:
+    """Read a slice of a dataset into an array of its type, by what `read_direct` does in the end.
+
+    That takes longer for its preparations than the library for a block of 256 KB.
+    """
+    from h5py import h5s
+
+    if last > dataset.id.shape[0]:
+        raise ValueError(f"it has {dataset.id.shape[0]} rows")
+    place = dataset.id.get_space()
+    place.select_hyperslab((first, *[0] * (out.ndim - 1)), out.shape)
+    dataset.id.read(h5s.create_simple(out.shape), place, out)

@@ -1,1 +1,0 @@
-"""Messages between the ranks of a search, and channels that carry them."""
