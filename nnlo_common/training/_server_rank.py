@@ -35,9 +35,9 @@ from nnlo_common.protocol import (
     Standing,
 )
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LastRoundQuery, LeaveQuery, Query
-from nnlo_common.training._bottleneck import Bottleneck
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._rank_parts import LocalStep, Periodic, TrainingReport, perform, serve
+from nnlo_common.training._server_load import Bottleneck
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
 from nnlo_common.training._state_copies import LOOK_FOR_COPIES_S, StateCopies
 

@@ -76,6 +76,7 @@ class SpareRank(ServerRank):
         self._early: list[Received] = []  # from workers that have heard of the death first
         self._gone: set[int] = set()  # dead ranks that this one knows
         self._departed: set[int] = set()  # workers that have left
+        self._replaced: int | None = None  # place of a dead server among the losses, until they are counted
         self._served = False  # all has been served, and this rank may leave
 
     def start(self) -> None:
@@ -219,6 +220,7 @@ class SpareRank(ServerRank):
         )
         self._losses.append(f"{told}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
         _LOG.warning("nnlo: %s. What workers have contributed since is lost", told)
+        self._replaced = len(self._losses) - 1
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))
@@ -234,6 +236,21 @@ class SpareRank(ServerRank):
             self._left(event.message.sender)
         else:
             super()._handle(event)
+        if self._replaced is not None:
+            self._tell_what_is_lost(self._replaced)
+
+    def _tell_what_is_lost(self, place: int) -> None:
+        """Tell how many commits are lost, once all workers have said how many they saw.
+
+        Args:
+            place: of the dead server among the losses.
+        """
+        peers = self._server.peers.items()
+        if any(one.standing is Standing.EXPECTED and rank not in self._gone for rank, one in peers):
+            return
+        self._replaced, lost = None, self._server.commits_lost
+        self._losses[place] += f"; lost commits: {lost}"
+        _LOG.warning("nnlo: all workers are with rank %d now; lost commits: %d", self._server.rank, lost)
 
     def _goes_before_it_returns(self, message: Message) -> bool:
         """Return whether a worker leaves that had not heard that this rank serves."""

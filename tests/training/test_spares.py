@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ class Told(logging.Handler):
 
     def emit(self, record):
         text = record.getMessage()
-        if "serves in its place" in text or "a spare" in text:
+        if any(words in text for words in ("serves in its place", "a spare", "lost commits")):
             self.lines.append(text.removeprefix("nnlo: "))
 
 
@@ -121,10 +122,15 @@ def test_the_others_train_to_the_end_wherever_the_server_dies(name, point, occur
     role, center, _, report = results[3]
     assert np.abs(center - [1, 2, 3]).max() < 2.5
     if died and role == "server 0":
-        (line,) = told
+        line, *after = told
         assert line.startswith("rank 0 on ")
         assert "the server, has died; rank 3 serves in its place, from a copy of " in line
+        lost = re.fullmatch(r".* of [\d.]+ s before, at [-\d: ]+?(?:; lost commits: (\d+))?", report.lost[0])
         assert len(report.lost) == 1
+        assert lost
+        counted = [f"all workers are with rank 3 now; lost commits: {lost[1]}"] if lost[1] else []
+        assert after == counted
+        assert counted or point == "receive LEAVE" or occurrence > 4
     elif not died:
         assert (role, told) == ("spare 0", [])
 
@@ -139,7 +145,10 @@ def test_a_second_spare_takes_over_from_the_first(name, second):
     assert np.abs(center - [1, 2, 3]).max() < 2.5
     if isinstance(results[3], Exception):
         assert role == "server 0"
-        assert [line.split(" on ")[0] for line in told] == ["rank 0", "rank 3"]
+        died = [line.split(" on ")[0] for line in told if "has died" in line]
+        assert died == ["rank 0", "rank 3"]
+        counted = [line.split(";")[0] for line in told if "lost commits" in line]
+        assert counted[-1] == "all workers are with rank 4 now"
 
 
 @pytest.mark.usefixtures("_copies_at_once")

@@ -11,7 +11,7 @@ from nnlo_common.algorithms._gain import worth_having
 from nnlo_common.base._errors import plural
 from nnlo_common.base._spans import STAGES
 from nnlo_common.commands.report._run_reader import EpochFacts, RankFacts, RunFacts
-from nnlo_common.training._bottleneck import BUSY, WAITED, told
+from nnlo_common.training._server_load import BUSY, WAITED, told
 
 __all__ = ["reading", "verdicts"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from nnlo_common import SGD, Downpour, Participant
 from nnlo_common.testing import MemoryCluster
-from nnlo_common.training import _bottleneck
-from nnlo_common.training._bottleneck import Bottleneck
+from nnlo_common.training import _server_load
+from nnlo_common.training._server_load import Bottleneck
 
 
 def epochs(caplog, *, busy, waited, seconds, times=3, **options):
@@ -60,7 +60,7 @@ def test_short_epochs_add_up(caplog):
 def test_the_server_hears_of_the_waits_of_its_workers(caplog, monkeypatch):
     """Any share will do here; only the first of two servers tells, after the first epoch."""
     for name in ("WAITED", "BUSY", "_LEAST_S"):
-        monkeypatch.setattr(_bottleneck, name, 0.0)
+        monkeypatch.setattr(_server_load, name, 0.0)
 
     def program(world):
         arrays = [np.zeros(3, np.float32) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The server as the bottleneck: workers wait for it much of their time, and it works most of its own."""
+"""Load of the server: workers wait for it much of their time, and it works most of its own."""
 
 from __future__ import annotations
 
