@@ -218,6 +218,8 @@ def guard_launched() -> None:
         guard(_Launched(launch.rank or 0, launch.size or 0))
         start_limit_s(os.environ)
         atexit.register(_leave_unjoined, launch, os.getpid())
+        if launch.rank:  # each rank of a script makes the study of a search, but only the first one's is used
+            logging.getLogger("optuna.storages").setLevel(logging.WARNING)
 
 
 def has_met_others() -> None:

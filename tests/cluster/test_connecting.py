@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,15 @@ def test_the_innermost_launcher_is_found(case: str) -> None:
     assert launch is not None
     assert (launch.launcher, launch.size, launch.rank) == (launcher, size, rank)
     assert all(env[part.split("=")[0]] == part.split("=")[1] for part in launch.found.split(", "))
+
+
+@pytest.mark.parametrize(("rank", "tells"), [(0, True), (1, False), (2, False)])
+def test_only_the_first_rank_tells_of_the_studies_that_each_rank_makes(rank: int, tells: bool) -> None:
+    optuna = pytest.importorskip("optuna")
+    code = "import nnlo_common, optuna; optuna.create_study()"
+    env = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank)}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert ("A new study created" in run.stderr) is tells, optuna.__version__
 
 
 @pytest.mark.parametrize("case", NOT_STARTED)

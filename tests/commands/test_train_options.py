@@ -779,3 +779,15 @@ def test_keras_gets_a_back_end_that_is_installed(installed, written, chosen, tmp
     env = {"KERAS_BACKEND": "mine"}
     choose_back_end(env)
     assert env == {"KERAS_BACKEND": "mine"}
+
+
+@pytest.mark.parametrize("part", [{"fold": "2/5"}, {"hold_out": 0.2}])
+def test_parts_of_the_training_and_files_to_validate_with_are_not_both_taken(part):
+    ((name, value),) = part.items()
+    flag = f"--{name.replace('_', '-')} {value}"
+    with pytest.raises(ConfigurationError) as refused:
+        settings(train=("a.h5", "b.h5"), val=("c.h5",), **part)
+    assert str(refused.value).endswith(
+        f"give one of the two: '{flag}' alone sets samples of a.h5 b.h5 apart, '--val c.h5' alone trains on "
+        "all of them"
+    )

@@ -512,7 +512,13 @@ class Settings:
         if len(flags) > 1:
             yield "--fold and --hold-out both choose the samples to validate with; give one of the two"
         if flags and self.val:
-            yield f"{flags[0]} validates with samples of --train; leave out --val or {flags[0]}"
+            chosen = f"{flags[0]} {self.fold if self.fold else self.hold_out}"
+            val = " ".join(self.val)
+            yield (
+                f"{flags[0]} validates with samples of --train, --val with files of its own; give one of the "
+                f"two: '{chosen}' alone sets samples of {' '.join(self.train)} apart, '--val {val}' alone "
+                "trains on all of them"
+            )
         if not flags and (self.fold_labels or self.fold_groups):
             by = "labels" if self.fold_labels else "groups"
             yield f"--fold-{by} needs --fold or --hold-out; add one, e.g. --fold 1/5"
