@@ -7,16 +7,9 @@ from __future__ import annotations
 
 from nnlo_common.algorithms import GainReport, _found
 from nnlo_common.algorithms._found import *  # noqa: F403 - whatever algorithms there are
+from nnlo_common.algorithms._lars import LARS
 from nnlo_common.algorithms._noise_scale import NoiseEstimate, NoiseScale
-from nnlo_common.algorithms._optimizers import (
-    LARS,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    LookaheadMomentum,
-    RMSprop,
-)
+from nnlo_common.algorithms._optimizers import SGD, Adadelta, Adagrad, Adam, LookaheadMomentum, RMSprop
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import (
     ConfigurationError,

@@ -32,7 +32,15 @@ from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
-from nnlo_common.data._standard import Moments, Standard, leaves_of
+from nnlo_common.data._standard import (
+    STATISTICS,
+    Moments,
+    Quantiles,
+    Standard,
+    StatisticsName,
+    leaves_of,
+    together,
+)
 from nnlo_common.data.formats._format import (
     HOW,
     Format,
@@ -367,12 +375,14 @@ class FileSource:
         """Whether it has columns of rows of unequal length."""
         return any(plan.counts is not None for plan in self._plans)
 
-    def moments(self, start: int, stop: int) -> list[Moments | None]:
-        """Return count, mean and squares of the inputs of the samples [start, stop), for `Standard`.
+    def statistics(
+        self, start: int, stop: int, by: StatisticsName = "spread"
+    ) -> list[Moments | Quantiles | None]:
+        """Return moments or quantiles of the inputs of the samples [start, stop), for `Standard`.
 
         Nothing comes of no samples, and None of true and false.
         """
-        found: list[Moments | None] = []
+        found: list[list[Moments | Quantiles | None]] = []
         rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
         for begin in range(start, stop, rows):
             end = min(begin + rows, stop)
@@ -381,15 +391,14 @@ class FileSource:
             made, masks = self._sides[0].raw(iter(arrays), end - begin)
             leaves = leaves_of(made)
             masks += [None] * (len(leaves) - len(masks))
-            some = [
-                None if leaf.dtype.kind == "b" else Moments.of(leaf, mask)
-                for leaf, mask in zip(leaves, masks, strict=True)
-            ]
-            found = [
-                one if before is None or one is None else before.add(one)
-                for before, one in zip(found or [None] * len(some), some, strict=True)
-            ]
-        return found
+            found.append(
+                [
+                    None if leaf.dtype.kind == "b" else STATISTICS[by].of(leaf, mask)
+                    for leaf, mask in zip(leaves, masks, strict=True)
+                ]
+            )
+            found = [together(found)] if len(found) > 1 else found
+        return found[0] if found else []
 
     def close(self) -> None:
         """Close all files, release staged copies and memory; the source must not be read afterwards."""

@@ -1,11 +1,12 @@
-"""Standardisation of features: mean 0 and spread 1, by numbers that belong to the model from then on."""
+"""Standardisation of features: middle 0 and spread 1, by numbers that belong to the model from then on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,19 @@ from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
 from nnlo_common.data._source import Array
 
-__all__ = ["STANDARD", "Moments", "Standard", "as_lists", "changed_leaves", "from_lists", "leaves_of"]
+__all__ = [
+    "STANDARD",
+    "STATISTICS",
+    "Moments",
+    "Quantiles",
+    "Standard",
+    "StatisticsName",
+    "as_lists",
+    "changed_leaves",
+    "from_lists",
+    "leaves_of",
+    "together",
+]
 
 #: The file of the numbers, in the folder of a run.
 STANDARD = "standard.json"
@@ -39,9 +52,7 @@ class Moments:
     @classmethod
     def of(cls, array: Array, mask: Array | None = None) -> Moments:
         """Return those of an array: of each column of its last axis; of entries that `mask` leaves."""
-        rows = array if mask is None else array[mask]
-        columns = rows.shape[-1] if array.ndim > 1 and not (mask is not None and array.ndim == 2) else 1
-        numbers = np.asarray(rows, np.float64).reshape(-1, columns)
+        numbers = _columns(array, mask)
         there = np.isfinite(numbers)
         count = there.sum(axis=0).astype(np.float64)
         safe = np.maximum(count, 1)
@@ -49,7 +60,12 @@ class Moments:
         mean = numbers.sum(axis=0) / safe
         return cls(count, mean, (np.where(there, numbers - mean, 0.0) ** 2).sum(axis=0))
 
-    def add(self, other: Moments) -> Moments:
+    @classmethod
+    def together(cls, parts: Sequence[Moments]) -> Moments:
+        """Return those of all parts together."""
+        return reduce(cls._add, parts)
+
+    def _add(self, other: Moments) -> Moments:
         """Return those of both together (Chan et al. 1983)."""
         count = self.count + other.count
         apart = other.mean - self.mean
@@ -64,15 +80,113 @@ class Moments:
         return found
 
 
+# The shares of a normal distribution below its mean, and within one standard deviation below and above.
+_LOWER, _MIDDLE, _UPPER = 0.15865525393145707, 0.5, 0.8413447460685429
+# Numbers that stand for a column at most; fewer in a message, which has 64 parts of the samples.
+_POINTS, _SENT_POINTS = 4097, 257
+
+
+@dataclass
+class Quantiles:
+    """Count of the finite numbers in each column of an input, and some, sorted, that stand for them.
+
+    Up to a few hundred numbers all are kept; of more, quantiles at equal distances. The middle is then the
+    median, and the spread half the distance of those quantiles that are two standard deviations apart where
+    numbers are normal, so that a few far ones change nothing.
+
+    Example:
+        >>> found = Quantiles.of(np.array([*range(99), 1e9]))
+        >>> found.mean.tolist(), round(found.spread.item(), 1)
+        ([49.5], 34.1)
+    """
+
+    count: _Floats
+    points: list[_Floats]
+
+    @classmethod
+    def of(cls, array: Array, mask: Array | None = None) -> Quantiles:
+        """Return those of an array: of each column of its last axis; of entries that `mask` leaves."""
+        found = [column[np.isfinite(column)] for column in _columns(array, mask).T]
+        return cls(np.array([len(one) for one in found], np.float64), [_thinned([one]) for one in found])
+
+    @classmethod
+    def together(cls, parts: Sequence[Quantiles]) -> Quantiles:
+        """Return those of all parts together."""
+        columns = zip(*(one.points for one in parts), strict=True)
+        counts = np.array([one.count for one in parts])
+        points = [_thinned(some, weights) for some, weights in zip(columns, counts.T, strict=True)]
+        return cls(counts.sum(axis=0), points)
+
+    def thinned(self, most: int) -> Quantiles:
+        """Return them with so many points at most."""
+        return Quantiles(self.count, [_thinned([one], most=most) for one in self.points])
+
+    def at(self, share: float) -> _Floats:
+        """Return the number in each column that this share of all is below; 0 of none."""
+        found = [np.interp(share, _places(len(one)), one) if len(one) else 0.0 for one in self.points]
+        return np.array(found, np.float64)
+
+    @property
+    def mean(self) -> _Floats:
+        """The median."""
+        return self.at(_MIDDLE)
+
+    @property
+    def spread(self) -> _Floats:
+        """Half the distance between the quantiles at 16 % and 84 %."""
+        return (self.at(_UPPER) - self.at(_LOWER)) / 2
+
+
+def _places(points: int) -> _Floats:
+    """Return the shares of a column that are below its sorted points."""
+    found: _Floats = (np.arange(points) + 0.5) / points
+    return found
+
+
+def _thinned(parts: Sequence[_Floats], counts: _Floats | None = None, most: int = _POINTS) -> _Floats:
+    """Return sorted numbers that stand for those of several parts.
+
+    Args:
+        parts: the points of each.
+        counts: of the numbers that each part stands for; None: of its points.
+        most: the number of points, at most.
+    """
+    numbers = np.concatenate([*parts])
+    order = np.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    whole = counts is None or all(len(one) == count for one, count in zip(parts, counts, strict=True))
+    if whole and len(numbers) <= most:
+        return numbers
+    each = [1.0] * len(parts) if counts is None else counts / [max(len(one), 1) for one in parts]
+    weights = np.repeat(each, [len(one) for one in parts])[order]
+    places = (np.cumsum(weights) - weights / 2) / weights.sum()
+    found: _Floats = np.interp(_places(min(most, len(numbers))), places, numbers)
+    return found
+
+
+def _columns(array: Array, mask: Array | None) -> _Floats:
+    """Return the numbers of an array as a table: with a column for each of its last axis."""
+    rows = array if mask is None else array[mask]
+    columns = rows.shape[-1] if array.ndim > 1 and not (mask is not None and array.ndim == 2) else 1
+    return np.asarray(rows, np.float64).reshape(-1, columns)
+
+
+Statistics: TypeAlias = Moments | Quantiles
+StatisticsName: TypeAlias = Literal["spread", "quantiles"]
+#: What numbers can be brought to 0 and 1 by.
+STATISTICS: Mapping[StatisticsName, type[Statistics]] = {"spread": Moments, "quantiles": Quantiles}
+
+
 class Standard:
     """Mean and spread of the inputs of a model, to train and predict with the same.
 
-    A number becomes (number - mean) / spread; where the spread is 0, number - mean. An input of samples with
-    several axes has a mean for each column of the last one. Zeros that fill up rows of unequal length do not
+    A number becomes (number - mean) / spread; where the spread is 0, number - mean. With `Quantiles` the
+    median takes the place of the mean. An input of samples with several axes has a mean for each column of
+    the last one. Zeros that fill up rows of unequal length do not
     count, and stay zero. True and false stay, too.
 
     Args:
-        inputs: the moments of each input, in the order of the batch; None: it stays as it is.
+        inputs: moments or quantiles of each input, in the order of the batch; None: it stays as it is.
 
     Example:
         >>> standard = Standard([Moments.of(np.array([1.0, 3.0]))])
@@ -80,25 +194,19 @@ class Standard:
         array([-1.,  1.,  3.], dtype=float32)
     """
 
-    def __init__(self, inputs: Sequence[Moments | None]) -> None:
+    def __init__(self, inputs: Sequence[Statistics | None]) -> None:
         self._inputs = list(inputs)
         self._numbers = [None if one is None else _numbers(one) for one in inputs]
 
     @classmethod
-    def measured(cls, parts: Sequence[Sequence[Moments | None]]) -> Standard:
+    def measured(cls, parts: Sequence[Sequence[Statistics | None]]) -> Standard:
         """Return the standard of samples in several parts, in this order on all ranks."""
         known = [part for part in parts if part]  # a rank may have got no samples
         if not known:
             raise ConfigurationError(
                 "there are no samples to take mean and spread of; name files with samples"
             )
-        found: list[Moments | None] = list(known[0])
-        for part in known[1:]:
-            found = [
-                None if one is None or other is None else one.add(other)
-                for one, other in zip(found, part, strict=True)
-            ]
-        return cls(found)
+        return cls(together(known))
 
     def applied(self, features: Any, masks: Sequence[Array | None] = ()) -> Any:
         """Return the features of a batch in units of the spread.
@@ -156,19 +264,44 @@ class Standard:
         return hash(str(self.state()))
 
 
-def as_lists(inputs: Sequence[Moments | None]) -> list[Any]:
-    """Return moments as JSON can have them, exactly."""
-    return [
-        None if one is None else [one.count.tolist(), one.mean.tolist(), one.squares.tolist()]
-        for one in inputs
-    ]
+def together(parts: Sequence[Sequence[Statistics | None]]) -> list[Statistics | None]:
+    """Return the statistics of each input of several parts of the samples, in this order on all ranks."""
+
+    def of_input(some: Sequence[Any]) -> Statistics | None:
+        if any(one is None for one in some):
+            return None
+        found: Statistics = type(some[0]).together(some)
+        return found
+
+    return [of_input(some) for some in zip(*parts, strict=True)]
 
 
-def from_lists(found: Sequence[Any]) -> list[Moments | None]:
-    """Return the moments of `as_lists`."""
-    return [
-        None if one is None else Moments(*(np.asarray(part, np.float64) for part in one)) for one in found
-    ]
+def as_lists(inputs: Sequence[Statistics | None]) -> list[Any]:
+    """Return statistics as JSON can have them: moments exactly, of quantiles some hundred for each column."""
+    found = list[Any]()
+    for one in inputs:
+        if isinstance(one, Quantiles):
+            points = one.thinned(_SENT_POINTS).points
+            found.append({"count": one.count.tolist(), "points": [some.tolist() for some in points]})
+        else:
+            found.append(
+                None if one is None else [part.tolist() for part in (one.count, one.mean, one.squares)]
+            )
+    return found
+
+
+def from_lists(found: Sequence[Any]) -> list[Statistics | None]:
+    """Return the statistics of `as_lists`."""
+
+    def read(one: Any) -> Statistics | None:
+        if one is None:
+            return None
+        if isinstance(one, dict):
+            points = [np.asarray(some, np.float64) for some in one["points"]]
+            return Quantiles(np.asarray(one["count"], np.float64), points)
+        return Moments(*(np.asarray(part, np.float64) for part in one))
+
+    return [read(one) for one in found]
 
 
 def leaves_of(features: Any) -> list[Any]:
@@ -189,11 +322,11 @@ def changed_leaves(features: Any, change: Callable[[Any], Any]) -> Any:
     return change(features)
 
 
-def _numbers(moments: Moments) -> tuple[Array, Array]:
+def _numbers(statistics: Statistics) -> tuple[Array, Array]:
     """Return mean and scale as they are used."""
-    spread = moments.spread
+    spread = statistics.spread
     scale = np.divide(1.0, spread, out=np.ones_like(spread), where=spread > 0)
-    return moments.mean.astype(np.float32), scale.astype(np.float32)
+    return statistics.mean.astype(np.float32), scale.astype(np.float32)
 
 
 def _scaled(leaf: Any, numbers: tuple[Array, Array] | None, mask: Array | None) -> Any:

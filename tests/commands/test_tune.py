@@ -21,13 +21,13 @@ from nnlo_common.commands.train._run_folder import SEARCH, remove_unused
 from nnlo_common.commands.train._run_plan import parts
 from nnlo_common.commands.train._settings import settings_of
 from nnlo_common.commands.tune import _search_folder as folders
-from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, remark
+from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, merit, remark
 from nnlo_common.commands.tune._report_page import Board, TrialRow, figures, page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, BlockLayout, SearchSettings, read_request
 from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
 from nnlo_common.commands.tune._search_facts import finished as all_finished
 from nnlo_common.commands.tune._search_folder import JOURNAL, TRIAL, Found, claim_search, inspect_folder
-from nnlo_common.commands.tune._search_result import merit, search_text
+from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import space_of
 from nnlo_common.commands.tune._tune_command import defaults
 from nnlo_common.data import _selection

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
 from nnlo_common.data import FileSource, Standard
-from nnlo_common.data._standard import Moments, as_lists, from_lists
+from nnlo_common.data._standard import Moments, Quantiles, as_lists, from_lists
 from nnlo_common.data.formats._format import Ragged
 from nnlo_common.data.formats._table import fill_padded
 
@@ -34,6 +34,55 @@ def test_any_division_has_the_moments_of_the_whole(data):
     np.testing.assert_allclose(standard.applied(array), scaled(array), atol=1e-5)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_division_has_the_quantiles_of_the_whole(data):
+    """Exactly where a message has room for all numbers; else to a few parts in a thousand of all samples."""
+    size, columns = data.draw(st.integers(1, 9000)), data.draw(st.integers(1, 2))
+    array = np.random.default_rng(data.draw(st.integers(0, 99))).standard_cauchy((size, columns))
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=4)))
+    parts = [
+        from_lists(as_lists([Quantiles.of(array[start:stop])] if start < stop else []))
+        for start, stop in zip([0, *cuts], [*cuts, size], strict=True)
+    ]
+    whole = Quantiles.together([part[0] for part in parts if part])
+    assert whole.count.tolist() == [size] * columns
+    for share in (0.1, 0.16, 0.5, 0.84, 0.9):
+        below = (array <= whole.at(share)).mean(0)
+        np.testing.assert_allclose(below, share, atol=0.006 + 1 / size)
+    if all(part[0].count[0] <= 257 for part in parts if part):
+        np.testing.assert_allclose(whole.mean, np.median(array, axis=0), 1e-12)
+    found = Standard.measured(parts).applied(array)
+    scale = np.where(whole.spread > 0, whole.spread, 1)
+    np.testing.assert_allclose(found, (array - whole.mean) / scale, 1e-4, 1e-4)
+
+
+def test_a_middle_of_quantiles_does_not_move_with_a_far_number():
+    array = np.random.default_rng(0).normal(7, 3, 2000)
+    far = np.concatenate([array, [1e30, np.nan, np.inf]])
+    near, moved = (Standard([Quantiles.of(one)]).applied(array) for one in (array, far))
+    np.testing.assert_allclose(near, (array - 7) / 3, atol=0.2)
+    np.testing.assert_allclose(near, moved, atol=0.01)
+
+
+def test_quantiles_leave_out_what_fills_up_rows_and_columns_without_numbers_stay():
+    rows, mask = np.array([[[1.0, np.nan], [0.0, 0.0]], [[3.0, np.nan], [5.0, np.nan]]]), [[1, 0], [1, 1]]
+    found = Quantiles.of(rows, np.array(mask, bool))
+    assert found.count.tolist() == [3, 0]
+    assert found.mean.tolist() == [3, 0]
+    assert found.spread.tolist()[1] == 0
+    again = Quantiles.together([found, found])
+    assert (again.count.tolist(), again.mean.tolist()) == ([6, 0], [3, 0])
+
+
+def test_a_source_measures_quantiles(monkeypatch):
+    monkeypatch.setattr("nnlo_common.data._file_source._MEASURED_BYTES", 64)  # a few rows at once
+    columns = {"a": np.arange(101.0) ** 3, "flag": np.arange(101) > 3}
+    with closing(FileSource(columns, features=["a", "flag"])) as source:
+        (found, flags) = source.statistics(0, 101, by="quantiles")
+    assert (found.mean.tolist(), flags) == ([50.0**3], None)
+
+
 def test_columns_that_are_constant_stay_finite_and_numbers_that_are_not_do_not_count():
     array = np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]])
     found = Standard([Moments.of(array)]).applied(array)
@@ -44,7 +93,8 @@ def test_a_source_measures_what_its_batches_have_and_labels_stay():
     columns = {"a": np.arange(8.0), "b": np.arange(8) ** 2, "y": np.arange(8)}
     options = {"features": ["a,b", "b"], "labels": "y"}
     with closing(FileSource(columns, **options)) as source:
-        standard = Standard.measured([source.moments(0, 5), source.moments(5, 8), source.moments(8, 8)])
+        parts = [source.statistics(*part) for part in ((0, 5), (5, 8), (8, 8))]
+        standard = Standard.measured(parts)
     with closing(FileSource(columns, **options, standardize=standard)) as source:
         (both, second), labels = source.take(0, 8)
     np.testing.assert_allclose(both, scaled(np.stack([columns["a"], columns["b"]], 1)), atol=1e-6)
@@ -56,7 +106,7 @@ def test_it_comes_after_the_adaptor():
     columns = {"a": np.arange(8.0)}
     options = {"features": "a", "adapt_features": lambda a: {"x": a[:, None] * 10, "flag": a > 3}}
     with closing(FileSource(columns, **options)) as source:
-        standard = Standard.measured([source.moments(0, 8)])
+        standard = Standard.measured([source.statistics(0, 8)])
     with closing(FileSource(columns, **options, standardize=standard)) as source:
         (found,) = source.take(0, 8)
     np.testing.assert_allclose(found["x"][:, 0], scaled(columns["a"]), atol=1e-6)
@@ -73,7 +123,7 @@ def test_what_fills_up_rows_does_not_count_and_stays_zero(tmp_path, mask):
     pq.write_table(table, tmp_path / "a.parquet")
     options = {"features": "p,q", "pad": 2, "mask": mask}
     with closing(FileSource(tmp_path / "a.parquet", **options)) as source:
-        standard = Standard.measured([source.moments(0, 2), source.moments(2, 4)])
+        standard = Standard.measured([source.statistics(0, 2), source.statistics(2, 4)])
     with closing(FileSource(tmp_path / "a.parquet", **options, standardize=standard)) as source:
         (found,) = source.take(0, 4)
     if mask:

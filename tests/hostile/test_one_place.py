@@ -21,7 +21,7 @@ OWN_WAYS = {
     "nnlo_common/data/formats/_opened_files.py": "HDF5 opens its files by itself",
     "nnlo_common/cluster/_aborting.py": "/dev/null",
     "nnlo_common/commands/train/_python_file.py": "/dev/null",
-    "nnlo_common/cluster/transport/_mpi4py.py": "/proc, in a process without the package",
+    "nnlo_common/cluster/_start_watch.py": "/proc, in a process without the package",
     "nnlo_common/cluster/transport/_launcher_watch.py": "/proc, and /dev/tty",
     "nnlo_common/training/report/_trace_file.py": "a descriptor from base, as a stream",
     "nnlo_common/training/report/_usage.py": "/proc/self/statm and /proc/self/io",

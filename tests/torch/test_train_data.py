@@ -181,7 +181,8 @@ def test_a_run_predicts_with_what_it_was_trained_with():
 
 @pytest.mark.mpi
 def test_three_ranks_train_on_root_files_as_one_process_does():
-    words = [*NET, *WORDS, *DATA, "--standardize", "--weights-name", "w", "--batch", "25", "--epochs", "2"]
+    words = [*NET, *WORDS, *DATA, "--standardize", "quantiles", "--weights-name", "w"]
+    words += ["--batch", "25", "--epochs", "2"]
     done = started(
         *words,
         "--mode",
@@ -198,6 +199,22 @@ def test_three_ranks_train_on_root_files_as_one_process_does():
     assert train(*words[:-4], "--batch", "75", "--epochs", "2", "--run", "one", data=()) == 0
     assert Path("three/standard.json").read_bytes() == Path("one/standard.json").read_bytes()
     assert told("three")["center"]["val_loss"] == pytest.approx(told("one")["center"]["val_loss"], abs=0.05)
+
+
+def test_quantiles_are_kept_with_the_run(columns):
+    words = ["--standardize", "quantiles", "--select", "pt > 40", "--learning-rate", "1e-30", "--run", "r"]
+    assert train(*NET, *WORDS, *words, data=DATA) == 0
+    training = {key: np.concatenate([columns[name][key] for name in "ab"]) for key in columns["a"]}
+    x = np.stack([training["pt"], training["eta"]], 1)[training["pt"] > 40]
+    (standard,) = json.loads(Path("r/standard.json").read_text())["features"]
+    low, middle, high = np.quantile(x, (0.158655, 0.5, 0.841345), axis=0, method="hazen")
+    np.testing.assert_allclose(standard["mean"], middle, rtol=1e-3)
+    np.testing.assert_allclose(standard["spread"], (high - low) / 2, rtol=1e-3)
+    val = columns["val"]
+    used = val["pt"] > 40
+    logits = outputs("r", (np.stack([val["pt"], val["eta"]], 1)[used] - middle) / ((high - low) / 2))
+    expected = losses(logits, val["label"][used]).mean()
+    assert told("r")["center"]["val_loss"] == pytest.approx([expected], rel=1e-3)
 
 
 def test_rare_classes_are_trained_on_as_often_and_validated_as_they_are(columns):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import errno
+import gc
 import io
 import json
 import math
 import os
 import random
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -312,10 +314,15 @@ def test_a_file_that_is_damaged_after_it_was_verified_is_not_read(tmp_path: Path
 
 
 class Disk:
-    """Refuses the n-th thing that is asked of it, and everything after it if it is `full`."""
+    """Refuses the n-th thing that is asked of it, and everything after it if it is `full`.
+
+    Other threads, and what other tests have left to be collected, do not take the refusal.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch, refuse: int, error: int, *, full: bool) -> None:
+        gc.collect()
         self.asked, self.refuse, self.error, self.full = 0, refuse, error, full
+        self.thread = threading.get_ident()
         for name in ("mkdir", "rename", "fsync", "open", "rmdir", "unlink"):
             patch.setattr(os, name, self._limited(getattr(os, name)))
         opened = io.open
@@ -331,6 +338,8 @@ class Disk:
         patch.setattr(builtins, "open", limited_open)
 
     def ask(self) -> None:
+        if threading.get_ident() != self.thread:
+            return
         self.asked += 1
         if self.asked == self.refuse or (self.full and self.asked > self.refuse):
             raise OSError(self.error, os.strerror(self.error))

@@ -25,7 +25,7 @@ from nnlo_common.data import FileSource, Reading, Standard, list_files, portion
 from nnlo_common.data._listing import without_tree
 from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
-from nnlo_common.data._standard import as_lists, from_lists
+from nnlo_common.data._standard import StatisticsName, as_lists, from_lists
 from nnlo_common.data.formats._found import format_of
 from nnlo_common.search.block._folds import Indices, split
 from nnlo_common.training._scaling import scale_lr
@@ -36,7 +36,7 @@ __all__ = [
     "check_exchanges",
     "check_files",
     "data_of",
-    "part_of_moments",
+    "part_of_statistics",
     "parts",
     "side_of",
     "standardized",
@@ -310,15 +310,15 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
 
 
-def part_of_moments(data: Data, rank: int, ranks: int) -> list[Any]:
-    """Return what a rank finds of mean and spread of the features, in its pieces of the samples to train on.
+def part_of_statistics(data: Data, by: StatisticsName, rank: int, ranks: int) -> list[Any]:
+    """Return what a rank finds of middle and spread of the features, in its pieces of the training samples.
 
     The pieces are the same for any number of ranks, so that the sums have the same bits.
     """
     with closing(FileSource(data.train, **data.reading)) as source:
         first, last = portion(_PIECES, rank, ranks)
         pieces = [portion(len(source), piece, _PIECES) for piece in range(first, last)]
-        return [as_lists(source.moments(*piece)) for piece in pieces]
+        return [as_lists(source.statistics(*piece, by)) for piece in pieces]
 
 
 def standardized(data: Data, parts: Sequence[Sequence[Any]]) -> tuple[Data, Standard]:

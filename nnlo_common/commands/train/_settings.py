@@ -24,6 +24,7 @@ from nnlo_common.commands.train._option import (
     options_of,
 )
 from nnlo_common.data._memory_cache import CACHES, CacheKind
+from nnlo_common.data._standard import StatisticsName
 from nnlo_common.data.formats._found import listed_formats
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
@@ -285,8 +286,11 @@ class Settings:
         default=False,
         reader="training",
     )
-    standardize: bool = option(
-        DATA, "bring each feature to mean 0 and spread 1, by numbers kept with the run", default=False
+    standardize: StatisticsName | None = option(  # noqa: RUF009
+        DATA,
+        "bring each feature to mean 0 and spread 1, by numbers kept with the run; quantiles: to median 0 and "
+        "a spread that far outliers do not change",
+        bare="spread",
     )
     fold: str | None = option(
         DATA, "validate with this part of the samples and train on the others, e.g. 1/5", "I/K"

@@ -31,13 +31,13 @@ from nnlo_common.commands.train._run_plan import (
     check_exchanges,
     check_files,
     data_of,
-    part_of_moments,
+    part_of_statistics,
     standardized,
 )
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
 from nnlo_common.data import Standard
-from nnlo_common.data._standard import STANDARD
+from nnlo_common.data._standard import STANDARD, StatisticsName
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._tree_joining import check_layout
 
@@ -103,8 +103,8 @@ class TrainRun(RankCommand):
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
             data = data_of(settings, loaded)
-        if settings.standardize:
-            data = self._standardized(data)
+        if settings.standardize is not None:
+            data = self._standardized(data, settings.standardize)
         with job.together(), adapting():
             plan = RunPlan(settings=settings, loaded=loaded, data=data, watch=self._watch)
             self.trainer = plug_in(loaded.framework).prepare(plan)
@@ -113,11 +113,11 @@ class TrainRun(RankCommand):
         with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
 
-    def _standardized(self, data: Data) -> Data:
+    def _standardized(self, data: Data, by: StatisticsName) -> Data:
         """Return the data with standardised features; each rank looks at its part of the samples, once."""
         job, mine = self._job, list[Any]()
         with job.together(patient=True), adapting():
-            mine = part_of_moments(data, job.rank, job.size)
+            mine = part_of_statistics(data, by, job.rank, job.size)
         parts = job.share(mine)
         with job.together():
             data, self._standard = standardized(data, parts)
