@@ -60,7 +60,7 @@ __all__ = [
     "value_of",
 ]
 
-# -- private parts of Keras and its back ends that nnlo uses, each behind a function named after its purp
+# -- private parts of Keras and its back ends, each behind a function named after its purpose -----------
 
 _KERAS = OtherProject("keras", "nnlo_keras/_compat.py")
 _TENSORFLOW = OtherProject("tensorflow", "nnlo_keras/_compat.py")

@@ -15,7 +15,7 @@ from nnlo_common.plugin import Group, Reducer, Vector
 
 __all__ = ["HorovodReducer", "TorchReducer"]
 
-# -- reducer that adds up gradients by torch.distributed, without making it the process's default group -
+# -- torch.distributed, without making it the process's default group -----------------------------------
 
 _TIMEOUT = timedelta(minutes=30)
 _store: Any = getattr(dist, "TCPStore", None)  # torch's type stubs do not export it
@@ -70,7 +70,7 @@ class TorchReducer(Reducer):
         del self._processes, self._store
 
 
-# -- reducer that adds up gradients by Horovod, where it is installed -----------------------------------
+# -- Horovod, where it is installed ---------------------------------------------------------------------
 
 _RECIPE = (
     "docs/pytorch.md says how to build it for a current PyTorch; or use all_reduce='mpi', which needs nothing"

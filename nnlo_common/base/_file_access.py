@@ -76,7 +76,7 @@ def names_rank(path: str, rank: int) -> bool:
     return re.search(rf"(?<!\d)0*{rank}(?!\d)|worker\D?0(?!\d)", last, re.IGNORECASE) is not None
 
 
-# -- opening of files on a machine that others use too: every file is opened, written and removed from he
+# -- opening of files, so that nothing waits and nobody else's files are followed -----------------------
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",

@@ -281,7 +281,7 @@ class Costs:
         return found if isinstance(found, Durations) else Durations(0.0)
 
 
-# -- simulator: servers and workers as they are, in virtual time; what it does not know it does not guess
+# -- servers and workers as they are, in virtual time ---------------------------------------------------
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2

@@ -181,7 +181,7 @@ def _arrow(peer: int, message: Message) -> tuple[int, int, str, int]:
     return peer, message.shard, message.kind.name, message.sequence
 
 
-# -- parts that a rank plays in a training: worker, server, or alone; and the interface that all three sh
+# -- parts that a rank plays: worker, server, or alone; and their interface -----------------------------
 
 #: Moves the parameters of a worker, as a framework's optimizer does.
 LocalStep: TypeAlias = Callable[[], object]

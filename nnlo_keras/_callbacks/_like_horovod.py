@@ -19,7 +19,7 @@ from nnlo_keras._wrapper import wrapper_of
 
 __all__ = ["Broadcast", "MetricAverage", "WarmUp"]
 
-# -- broadcast: the same start on all ranks -------------------------------------------------------------
+# -- the same start on all ranks ------------------------------------------------------------------------
 
 
 class Broadcast(RankCallback):
@@ -88,7 +88,7 @@ def _floats(model: Any, optimizers: list[Any]) -> list[Any]:
     return [one for one in [*model.non_trainable_weights, *of_optimizers] if "float" in one.dtype]
 
 
-# -- metricAverage: the same metrics on all ranks -------------------------------------------------------
+# -- the same metrics on all ranks ----------------------------------------------------------------------
 
 
 class MetricAverage(RankCallback):
@@ -135,7 +135,7 @@ class MetricAverage(RankCallback):
             self.team.ask(EpochMeanQuery(epoch=None, values={}, weight=0))
 
 
-# -- warmUp: a learning rate that begins low ------------------------------------------------------------
+# -- a learning rate that begins low --------------------------------------------------------------------
 
 
 class WarmUp(RankCallback):

@@ -173,8 +173,6 @@ if __name__ == "__main__":
     print(json.dumps(asdict(look_at_mpi(World()))))
 
 
-# -- finding: the outcome of one check, with its severity and what to do -------------------------------
-
 # -- numbers with a suitable unit ----------------------------------------------------------------------
 
 

@@ -149,7 +149,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-# -- writer of one rank's facts and of its trace; `Report` of each framework package drives it ----------
+# -- writer of one rank's facts and of its trace --------------------------------------------------------
 
 #: Returns the name of each layer and its gradient, if they are looked at.
 Layers: TypeAlias = Callable[[], Iterable[tuple[str, Vector]]]
