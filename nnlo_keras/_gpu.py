@@ -29,7 +29,7 @@ def use_gpu(
     Args:
         server_gpu: whether servers and sub-servers, too, get a GPU: one that no worker uses, if there is one.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
+        roles: options of the wrapper that decide which rank does what, as `servers` and `group_size`.
 
     Raises:
         ConfigurationError: TensorFlow has used its devices already.

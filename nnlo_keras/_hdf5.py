@@ -52,7 +52,7 @@ class Batches(keras.utils.PyDataset):
             in memory, by name: objects with a length whose slices are arrays.
         shard: False: all samples on each rank, for validation_data.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        options: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper; `batch_size`,
+        options: those of the wrapper that decide which rank does what, as `servers`; `batch_size`,
             `shuffle`, `seed`, `block`, `window` and `assignment`: see `nnlo_common.data.BatchOptions`;
             `features`, `labels` and the others of `nnlo_common.data.FileSource`.
 

@@ -99,7 +99,7 @@ def shard(
     Args:
         data: arrays of equal length, lists or dictionaries of them, or one data set.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
+        roles: options of the wrapper that decide which rank does what, as `servers` and `group_size`.
 
     Example:
         >>> shard([1, 2, 3])

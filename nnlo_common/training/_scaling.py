@@ -36,7 +36,7 @@ def scale_lr(
             arXiv:2205.10287) and very large batches; "none": the rate stays, for an option of a script.
         asynchronous: whether each worker steps by itself, as with `Downpour`, `EASGD` or `GEM`.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
+        roles: options of the wrapper that decide which rank does what, as `servers` and `group_size`.
 
     Raises:
         ConfigurationError: the rate or the rule is none, or the ranks cannot be arranged like this.
@@ -69,7 +69,7 @@ def epochs_per_rank(
     Args:
         epochs: the number for one process.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
-        roles: `servers`, `group_size`, `sub_servers` and `spares`, as of the wrapper.
+        roles: options of the wrapper that decide which rank does what, as `servers` and `group_size`.
 
     Raises:
         ConfigurationError: the number is none, or the ranks cannot be arranged like this.

@@ -9,6 +9,7 @@ from dataclasses import fields
 import pytest
 
 from nnlo_common import ConfigurationError, Downpour, Participant
+from nnlo_common.cluster._topology import Arrangement, Roles
 from nnlo_common.commands.train._settings import OPTIONS, Settings, settings_of
 from nnlo_common.training._all_reduce import ALL_REDUCES, WayName
 from nnlo_common.training._plan import TrainingPlan
@@ -16,7 +17,9 @@ from nnlo_common.training._rank_options import (
     RANK_OPTIONS,
     RankArguments,
     RankOptions,
+    checked_roles,
     rank_options_for,
+    roles_taken_from,
 )
 from nnlo_common.training._session import Session
 
@@ -91,3 +94,26 @@ def test_flags_reach_the_options():
         {name: Given(value) for name, value in ({"model": "m.py", "loss": "mse"} | given).items()}
     )
     assert found.ranks == RankOptions(servers=2, group_size=3, all_reduce="shared", stall_timeout_s=8.0)
+
+
+def test_what_decides_the_roles_of_ranks_is_said_once():
+    """A new option of this kind is in `Roles`, and with it in `shard`, `Batches`, `scale_lr` and the like."""
+    told = {**typing.get_type_hints(Roles)}
+    of_plan = inspect.signature(Arrangement.of_training).parameters.values()
+    assert set(told) == {one.name for one in of_plan if one.kind is one.KEYWORD_ONLY}
+    assert set(told) - {"sub_servers"} <= RANK_OPTIONS.keys()
+    for name in set(told) - {"sub_servers"}:
+        assert told[name] == RANK_OPTIONS[name].type
+    every = RankOptions(servers=2, group_size=3, stall_timeout_s=8.0).roles(sub_servers="host")
+    assert every == {"servers": 2, "group_size": 3, "spares": 0, "sub_servers": "host"}
+
+
+def test_roles_that_are_none_or_impossible_are_refused_with_the_function_that_was_given_them():
+    assert checked_roles("shard()", {"group_size": 2}) == RankOptions(group_size=2).roles()
+    with pytest.raises(ConfigurationError, match=r"^shard\(\): servers=-1 is not possible"):
+        checked_roles("shard()", {"servers": -1})
+    with pytest.raises(TypeError, match=r"^shard\(\) got an unexpected keyword argument 'stall_timeout_s'$"):
+        checked_roles("shard()", {"stall_timeout_s": 1.0})
+    given = {"batch_size": 5, "servers": 2, "sub_servers": 0}
+    assert roles_taken_from(given, "Batches") == RankOptions(servers=2).roles()
+    assert given == {"batch_size": 5}
