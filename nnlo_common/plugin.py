@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from nnlo_common.search.block._folds import split
     from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
     from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialChooser, TrialSource
-    from nnlo_common.search.coordinator._trial_results import TimeLeft, end_of
+    from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
     from nnlo_common.search.samplers._engines import engine
     from nnlo_common.search.samplers._names import quoted_samplers
     from nnlo_common.search.samplers._seeding import seed_of
@@ -281,7 +281,7 @@ _LATER = {
     "cut_teams": "nnlo_common.search._partition",
     "Death": "nnlo_common.search._channels",
     "End": "nnlo_common.search._search_messages",
-    "end_of": "nnlo_common.search.coordinator._trial_results",
+    "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
     "Note": "nnlo_common.search._search_messages",
     "optimize": "nnlo_common.search",
@@ -298,7 +298,7 @@ _LATER = {
     "Start": "nnlo_common.search._search_messages",
     "Stopping": "nnlo_common.commands.train._stopping",
     "TeamMessage": "nnlo_common.search._channels",
-    "TimeLeft": "nnlo_common.search.coordinator._trial_results",
+    "TimeLeft": "nnlo_common.search.coordinator._time_left",
     "Trainer": "nnlo_common.commands.train._trainer",
     "TrialChooser": "nnlo_common.search.coordinator._parameter_choice",
     "TrialSource": "nnlo_common.search.coordinator._parameter_choice",

@@ -26,7 +26,8 @@ from nnlo_common.search._search_messages import Start
 from nnlo_common.search.block._block import LocalLink, Objective, attempt, run_block
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
 from nnlo_common.search.coordinator._study_trials import StudyCallback, StudyTrials, known_to_all
-from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy, TimeLeft, end_of
+from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence

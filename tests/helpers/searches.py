@@ -10,7 +10,7 @@ import optuna
 
 from nnlo_common.search.coordinator._coordinator import Coordinator
 from nnlo_common.search.coordinator._study_trials import StudyTrials
-from nnlo_common.search.coordinator._trial_results import TimeLeft
+from nnlo_common.search.coordinator._time_left import TimeLeft
 
 
 def study_coordinator(

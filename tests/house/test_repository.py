@@ -239,11 +239,12 @@ def test_each_room_says_what_it_holds() -> None:
 
 
 @pytest.mark.slow
-def test_importing_the_core_needs_numpy_and_nothing_else() -> None:
+def test_importing_the_core_and_its_command_needs_numpy_and_nothing_else() -> None:
     code = f"""
-import sys, numpy, numpy.random
+import sys, sysconfig, numpy, numpy.random
+sysconfig.get_config_vars()  # whose module is not among those of the standard library
 before = set(sys.modules)
-import {", ".join(packages_below("nnlo_common"))}
+import {", ".join(packages_below("nnlo_common"))}, nnlo_common.commands._cli
 after = {{name.split(".")[0] for name in set(sys.modules) - before}}
 print(*sorted(after - set(sys.stdlib_module_names) - {{"numpy", "nnlo_common"}}))
 """

@@ -26,7 +26,7 @@ from nnlo_common.base._signals import Interrupts
 from nnlo_common.commands._cli import main
 from nnlo_common.search._search_messages import Done, End, Note, Start
 from nnlo_common.search.coordinator._coordinator import Coordinator
-from nnlo_common.search.coordinator._trial_results import TimeLeft
+from nnlo_common.search.coordinator._time_left import TimeLeft
 from nnlo_common.testing import InjectedFault
 from nnlo_common.training._joining import launched
 from nnlo_keras.tune import MPITuner, SamplerOracle

@@ -22,7 +22,8 @@ from nnlo_common import EASGD, SGD, ConfigurationError, Participant, PeerLostErr
 from nnlo_common.search import optimize
 from nnlo_common.search._channels import CoordinatorChannel, Death
 from nnlo_common.search._search_messages import Done, End, Halt, Recall, Start, from_text
-from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, FOLDS, HELPERS, TimeLeft
+from nnlo_common.search.coordinator._time_left import TimeLeft
+from nnlo_common.search.coordinator._trial_results import ERROR, FAILURE, FOLDS, HELPERS
 from nnlo_common.testing import InjectedFault
 from tests.helpers.searches import study_coordinator
 

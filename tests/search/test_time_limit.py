@@ -20,7 +20,8 @@ from nnlo_common.search import optimize
 from nnlo_common.search._journal import Journal
 from nnlo_common.search._search_messages import Done, End, Halt, ParameterRequest, Start
 from nnlo_common.search._study_search import StudySearch
-from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS, TimeLeft, end_of
+from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
+from nnlo_common.search.coordinator._trial_results import ERROR, SECONDS
 from tests.helpers.paths import DOCS
 from tests.helpers.searches import study_coordinator
 

@@ -18,7 +18,7 @@ from nnlo_common.commands.train._command_line import given_by
 from nnlo_common.commands.train._option import Given, Option, nearest, option, options_of, read_config
 from nnlo_common.commands.train._settings import OF_TREES, OPTIONS, Settings, settings_of, value_of
 from nnlo_common.search._partition import cut_blocks, refuse_conflicts
-from nnlo_common.search.coordinator._trial_results import end_of
+from nnlo_common.search.coordinator._time_left import end_of
 from nnlo_common.search.samplers._names import IN_SEQUENCE, SAMPLERS
 from nnlo_common.training._rank_options import RankOptions
 

@@ -25,7 +25,7 @@ from nnlo_common.base._signals import Interrupts
 from nnlo_common.search._channels import CoordinatorChannel, Death, TeamMessage
 from nnlo_common.search._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage
 from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialSource
-from nnlo_common.search.coordinator._trial_results import TimeLeft
+from nnlo_common.search.coordinator._time_left import TimeLeft
 
 __all__ = ["Coordinator", "ElasticPolicy", "Roster", "SIGNAL", "check_interrupts", "run_coordinator"]
 
