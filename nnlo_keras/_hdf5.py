@@ -86,12 +86,9 @@ class Batches(keras.utils.PyDataset):
         batches = self._batches = FileBatches(
             files, self._kind, source=self._source_of, trained_on=shard, **reading
         )
+        world = world or launched()
         # A group without a server is one worker, to which nothing can be leased.
-        world, self.dynamic, self.leased = (
-            world or launched(),
-            batches.dynamic and roles["servers"] > 0,
-            False,
-        )
+        self.dynamic, self.leased = batches.dynamic and roles["servers"] > 0, False
         self._part, self._group_size = [0, batches.size], 1
         if shard and world is not None and world.size > 1:
             topology = planned(world, roles)

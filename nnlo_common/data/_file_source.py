@@ -382,7 +382,7 @@ class FileSource:
 
         Nothing comes of no samples, and None of true and false.
         """
-        found: list[list[Moments | Quantiles | None]] = []
+        found: list[Moments | Quantiles | None] = []
         rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
         for begin in range(start, stop, rows):
             end = min(begin + rows, stop)
@@ -391,14 +391,12 @@ class FileSource:
             made, masks = self._sides[0].raw(iter(arrays), end - begin)
             leaves = leaves_of(made)
             masks += [None] * (len(leaves) - len(masks))
-            found.append(
-                [
-                    None if leaf.dtype.kind == "b" else STATISTICS[by].of(leaf, mask)
-                    for leaf, mask in zip(leaves, masks, strict=True)
-                ]
-            )
-            found = [together(found)] if len(found) > 1 else found
-        return found[0] if found else []
+            some: list[Moments | Quantiles | None] = [
+                None if leaf.dtype.kind == "b" else STATISTICS[by].of(leaf, mask)
+                for leaf, mask in zip(leaves, masks, strict=True)
+            ]
+            found = together([found, some]) if found else some
+        return found
 
     def close(self) -> None:
         """Close all files, release staged copies and memory; the source must not be read afterwards."""

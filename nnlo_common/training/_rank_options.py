@@ -1,9 +1,10 @@
 """Options of a rank: what a user says of the ranks of a training, declared once and passed whole.
 
 A new option is a field here, with its type in `RankArguments`, and the place that uses it: `join` in
-`_joining.py` knows role and plan of every rank. The wrappers of both frameworks and what Keras saves of them,
-`Participant`, `nnlo train`, the comparison of ranks before a start and the stubs for editors take it from the
-declaration.
+`_joining.py` knows role and plan of every rank. One that decides which rank does what is in `Roles` of
+`cluster/_topology.py`, too, which uses it; `shard`, `Batches` and the like take it from there. The
+wrappers of both frameworks and what Keras saves of them, `Participant`, `nnlo train`, the comparison of ranks
+before a start and the stubs for editors take it from the declaration.
 """
 
 from __future__ import annotations
