@@ -17,6 +17,7 @@ from nnlo_common.plugin import Session, names_rank, path_of, warn
 from nnlo_keras._callbacks._rank_callback import RankCallback
 
 __all__ = [
+    "bring_back",
     "drop_center_callbacks",
     "last_of",
     "own_logs",
@@ -137,14 +138,34 @@ _FOR_THE_CENTRE = tuple(
 _BETWEEN_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
-def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> None:
-    """Remove the callbacks for the centre from a rank's list, except those of some classes.
+def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> list[Any]:
+    """Remove the callbacks for the centre from a rank's list, except those of some classes; return them.
 
-    They are not put back: the list belongs to this `fit` or, if the user made it, to trainings of this rank.
+    They come back only where this rank takes over from the one that has them: the list belongs to this `fit`
+    or, if the user made it, to trainings of this rank.
     """
-    container.callbacks = [
-        one for one in container.callbacks if isinstance(one, but) or not _is_for_the_centre(one)
-    ]
+    everyone = container.callbacks
+    container.callbacks = [one for one in everyone if isinstance(one, but) or not _is_for_the_centre(one)]
+    return [one for one in everyone if one not in container.callbacks]
+
+
+def bring_back(callbacks: Sequence[Any], container: Any, before: Any, epoch: int) -> None:
+    """Put callbacks into a list whose training is in this epoch; they begin here.
+
+    Args:
+        callbacks: the callbacks.
+        container: the list.
+        before: the callback that shall come after them.
+        epoch: the number of the epoch.
+    """
+    place = container.callbacks.index(before)
+    # A new list: Keras may be going through the present one.
+    container.callbacks = [*container.callbacks[:place], *callbacks, *container.callbacks[place:]]
+    for one in callbacks:
+        one.set_params(before.params)
+        one.set_model(before.model)
+        one.on_train_begin()
+        one.on_epoch_begin(epoch)
 
 
 def _is_for_the_centre(callback: Any) -> bool:

@@ -12,6 +12,7 @@ import keras
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, Trained, launched, say, speaks
 from nnlo_keras._callback_lists import (
+    bring_back,
     drop_center_callbacks,
     refuse_backup,
     refuse_loading,
@@ -87,6 +88,8 @@ class Distribute(keras.callbacks.Callback):
         self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
+        self._epoch, self._dropped = 0, list[Any]()  # callbacks that come back if this rank takes over
+        self._validate_again: list[Callable[[], object]] = []
         self._batches: int | None = None  # in an epoch of all workers
         self._feed: SequenceFeed | None = None  # if `fit` trains on Batches
         self._rank_callbacks: list[RankCallback] = []
@@ -192,7 +195,7 @@ class Distribute(keras.callbacks.Callback):
             # It steps its part of the centre with its own rate, so it keeps ReduceLROnPlateau.
             drop_center_callbacks(container, but=keras.callbacks.ReduceLROnPlateau)
         else:
-            drop_center_callbacks(container)
+            self._dropped = drop_center_callbacks(container)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Join the training."""
@@ -218,7 +221,7 @@ class Distribute(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
-        self._epochs_left = range(epoch + 1, self.params.get("epochs") or 0)
+        self._epoch, self._epochs_left = epoch, range(epoch + 1, self.params.get("epochs") or 0)
         if self._served is not None:
             self._served.begin_epoch(epoch, last=not self._epochs_left)
         elif self._exchanges is not None:
@@ -318,7 +321,8 @@ class Distribute(keras.callbacks.Callback):
         if self._statistics is not None:
             self._restore += self._statistics.count(wrappers[0])
         if not speaks(self.role):  # only the rank with the centre validates
-            self._restore += unvalidated(self.model)
+            self._validate_again = unvalidated(self.model)
+            self._restore += self._validate_again
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
         self._restore += self._deal(team)
@@ -421,11 +425,21 @@ class Distribute(keras.callbacks.Callback):
             raise error
 
     def _take_over(self) -> None:
-        """Let this rank, a spare, print and write what the server did."""
+        """Let this rank, a spare or one of a group, print and write what the dead rank did."""
         assert self._team is not None  # there is one that takes over
         self.role = self._team.role
         for one in self._rank_callbacks:
             one.role = self.role
+        for undo in self._validate_again:
+            undo()
+            self._restore.remove(undo)
+        container = callbacks_of_fit()
+        if container is not None:
+            # The bar of a server counts the batches of others, and is made before the training.
+            not_for_it = keras.callbacks.ProgbarLogger if self._served is not None else ()
+            back = [one for one in self._dropped if not isinstance(one, not_for_it)]
+            bring_back(back, container, self, self._epoch)
+        self._validate_again, self._dropped = [], []
 
     def _prepare(self, role: str) -> None:
         for one in self._rank_callbacks:

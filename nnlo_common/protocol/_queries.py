@@ -441,6 +441,9 @@ class EpochMeans:
 class Broadcasts:
     """Broadcasts from the source to all ranks; the answer waits until every rank has asked.
 
+    Attributes:
+        source: the rank that sends the values.
+
     Args:
         members: the ranks that take part.
         source: the rank that sends the values.
@@ -448,7 +451,7 @@ class Broadcasts:
 
     def __init__(self, members: Iterable[int], source: int) -> None:
         self.handlers: Handlers = {BroadcastQuery: self.ask}
-        self._members, self._source = set(members), source
+        self._members, self.source = set(members), source
         self._asked: dict[int, BroadcastQuery] = {}
 
     def ask(self, rank: int, query: BroadcastQuery) -> Answers:
@@ -464,9 +467,9 @@ class Broadcasts:
         return self._ready()
 
     def _ready(self) -> Answers:
-        if self._source not in self._asked or not self._members <= self._asked.keys():
+        if self.source not in self._asked or not self._members <= self._asked.keys():
             return []
-        brought, ranks = self._asked[self._source], sorted(self._asked)
+        brought, ranks = self._asked[self.source], sorted(self._asked)
         self._asked = {}
         return [(rank, BroadcastAnswer(values=brought.values, numbers=brought.numbers)) for rank in ranks]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame, PartWork, Vector
-from nnlo_common.cluster.transport._endpoint import Link, Numbers
+from nnlo_common.cluster.transport._endpoint import Link, MemberLostError, Numbers
 from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
 from nnlo_common.testing._points import InjectedFault, Points
 from nnlo_common.testing._virtual import filled_unevenly, in_parts
@@ -36,6 +36,9 @@ class SharedItems(Protocol):
         self, key: Hashable, ranks: Sequence[int], readers: int, timeout_s: float | None = None
     ) -> list[Any] | None:
         """Return what these ranks have brought to an operation; None after `timeout_s`."""
+
+    def living(self, key: Hashable, rank: int, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks of these that live, once all of them have called it."""
 
 
 class RankInside(Protocol):
@@ -113,6 +116,13 @@ class MemoryGroup:
 
     def communicator(self) -> None:
         """Return None: the ranks are threads."""
+
+    def without_dead(self) -> MemoryGroup:
+        """Return the group of the ranks that live (collective over them)."""
+        channel = ("living", self._channel)
+        left = self._cluster.living(channel, self._world.rank, self._inside)
+        ranks = [rank for rank, inside in zip(self.ranks, self._inside, strict=True) if inside in left]
+        return MemoryGroup(self._cluster, self._world, ranks, left, channel)
 
     def close(self) -> None:
         """Do nothing: a group holds no resources."""
@@ -321,6 +331,8 @@ class MemoryCluster:
         with self._changed:
             while missing := [rank for rank in ranks if rank not in self._shared.get(key, {})]:
                 for other, event in self._ended.items():
+                    if other in missing and isinstance(event, Lost):
+                        raise MemberLostError(other, "ended while its group waited for it")
                     if other in missing or isinstance(event, _Failed):
                         raise PeerLostError(other, "ended while its group waited for it")
                 if not self._changed.wait(timeout_s):
@@ -330,6 +342,19 @@ class MemoryCluster:
             if self._read[key] == readers:
                 del self._shared[key], self._read[key]
             return items
+
+    def living(self, key: Hashable, rank: int, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks of these that live, once all of them have called it."""
+        with self._changed:
+            here = self._shared.setdefault(key, {})
+            here[rank] = None
+            self._changed.notify_all()
+            while not set(ranks) <= here.keys() | self._ended.keys():
+                self._changed.wait()
+            for other, event in self._ended.items():
+                if isinstance(event, _Failed):
+                    raise PeerLostError(other, "ended while its group waited for it")
+            return [one for one in ranks if one in here]
 
     def gather(self, rank: int, text: str) -> list[str]:
         """Collect a text from every rank."""
@@ -398,7 +423,13 @@ class MemoryWorld:
         self._opened += 1
         return MemoryEndpoint(self._cluster, self, links, self._opened)
 
-    def group(self, ranks: Sequence[int], *, naps: bool) -> MemoryGroup:  # noqa: ARG002 - waits sleep anyway
+    def group(
+        self,
+        ranks: Sequence[int],
+        *,
+        naps: bool,  # noqa: ARG002 - waits sleep anyway
+        lasting: bool = False,  # noqa: ARG002 - the cluster says who has died in any case
+    ) -> MemoryGroup:
         """Return the group of these ranks, this one among them, lead first."""
         self._groups += 1
         return MemoryGroup(self._cluster, self, ranks, ranks, self._groups)
@@ -473,7 +504,13 @@ class MemoryPart(MemoryWorld):
         channel = (self._channel, self._opened)
         return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)
 
-    def group(self, ranks: Sequence[int], *, naps: bool) -> MemoryGroup:  # noqa: ARG002 - waits sleep anyway
+    def group(
+        self,
+        ranks: Sequence[int],
+        *,
+        naps: bool,  # noqa: ARG002 - waits sleep anyway
+        lasting: bool = False,  # noqa: ARG002 - the cluster says who has died in any case
+    ) -> MemoryGroup:
         """Return the group of these ranks, this one among them, lead first."""
         self._groups += 1
         inside = [self._ranks[rank] for rank in ranks]

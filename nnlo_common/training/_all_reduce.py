@@ -180,11 +180,13 @@ class Way:
         text: what it is.
         home: the module and class of its reducer; empty: the choice is made among others.
         framework: the only package whose wrappers have it; empty: all.
+        lasts: the others go on when a rank dies in the middle of a sum.
     """
 
     text: str
     home: str = ""
     framework: str = ""
+    lasts: bool = False
 
     @property
     def reducer(self) -> type[Reducer]:
@@ -202,9 +204,9 @@ _OURS, _TORCH = "nnlo_common.training._all_reduce", "nnlo_torch"
 
 #: All ways, and what they are.
 ALL_REDUCES: Mapping[str, Way] = {
-    "auto": Way("the fastest of 'shared' and 'mpi' that works here"),
-    "mpi": Way("the MPI library, in pieces", f"{_OURS}:MPIReducer"),
-    "shared": Way("memory that all ranks of a host see", f"{_OURS}:SharedReducer"),
+    "auto": Way("the fastest of 'shared' and 'mpi' that works here", lasts=True),
+    "mpi": Way("the MPI library, in pieces", f"{_OURS}:MPIReducer", lasts=True),
+    "shared": Way("memory that all ranks of a host see", f"{_OURS}:SharedReducer", lasts=True),
     "thread": Way(
         "the MPI library, in a thread while the backward pass runs", f"{_OURS}:ThreadReducer", _TORCH
     ),

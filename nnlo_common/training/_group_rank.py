@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.base._errors import ConfigurationError, warn
 from nnlo_common.base._flat_vector import Layout, Vector, looks_finite, telling_places
 from nnlo_common.base._spans import span
-from nnlo_common.cluster.transport._endpoint import Group
+from nnlo_common.cluster.transport._endpoint import Group, GroupCalls
 from nnlo_common.training._all_reduce import MPIReducer, Reducer
+from nnlo_common.training._lasting_group import LastingGroup
 
 __all__ = ["GroupRank", "Meeting"]
 
@@ -63,10 +64,10 @@ class GroupRank:
     """One rank's side of its group.
 
     Attributes:
-        group: the transport's side.
+        group: the transport's side; its `ranks` and `index` are those of the living, if the group lasts.
         reducer: adds up the gradients.
-        index: this rank's number in the group; 0 is the lead.
-        size: the number of its ranks.
+        index: this rank's number in the group as it was made, by which data are dealt out.
+        size: the number of its ranks then.
         samples: the number of samples that all its ranks had taken at the last gradient.
         weight: the weight of all its ranks in the last mean.
         norms: measures the gradients of the ranks and their mean, if the algorithm asks for it.
@@ -75,13 +76,27 @@ class GroupRank:
 
     Args:
         group: the transport's side.
-        reducer: adds up the gradients; None: the MPI library does.
+        reducer: makes what adds up the gradients of a group; None: the MPI library does.
         layout: of the gradients, to say on which rank one is not finite; None: nobody says it.
+        lasting: the others go on when a rank of the group dies.
     """
 
-    def __init__(self, group: Group, reducer: Reducer | None = None, layout: Layout | None = None) -> None:
-        self.group, self.index, self.size = group, group.index, len(group.ranks)
-        self.reducer = MPIReducer(group) if reducer is None else reducer
+    def __init__(
+        self,
+        group: Group,
+        reducer: Callable[[Group], Reducer] | None = None,
+        layout: Layout | None = None,
+        *,
+        lasting: bool = False,
+    ) -> None:
+        self.index, self.size = group.index, len(group.ranks)
+        self._make_reducer: Callable[[Group], Reducer] = MPIReducer if reducer is None else reducer
+        self.reducer = self._make_reducer(group)
+        self.group: GroupCalls = group
+        self._sum = np.zeros(0, np.float32)  # of a group that lasts: its ranks keep their own gradients
+        if lasting:
+            self.group = lasts = LastingGroup(group)
+            lasts.on_renewal = self._renew
         self._steps = 0
         self._share: float | None = None
         whole = slice(0, 0 if layout is None else layout.size)
@@ -91,7 +106,22 @@ class GroupRank:
         self.samples, self.weight = 0, 0.0
         self.norms: MemberNorms | None = None
         self.squares: list[float] = [0.0] * self.size
+        self._brought = self.size  # ranks that have brought the last gradient
         self.on_divergence: Callable[[str], object] = str
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the first of those that live."""
+        return self.group.index == 0
+
+    def when_lost(self, call: Callable[[Sequence[int]], object]) -> None:
+        """Register `call` for deaths in a group that lasts; it is given the ranks that are gone."""
+        if isinstance(self.group, LastingGroup):
+            self.group.on_loss.append(call)
+
+    def _renew(self, group: Group) -> None:
+        self.reducer.close()
+        self.reducer = self._make_reducer(group)
 
     def meet(self, meeting: Meeting, first: float = 0, second: float = 0) -> npt.NDArray[np.float64]:
         """Wait for the others of the group at the same point; return both values of all, a row for each.
@@ -123,9 +153,38 @@ class GroupRank:
         Raises:
             ConfigurationError: the weights make no mean; raised on all ranks of the group.
         """
+        if isinstance(self.group, LastingGroup):
+            self._lasting_mean(self.group, gradient, weight, samples)
+            return
         self.begin_mean(weight, samples)
         self.add_part(gradient, slice(0, gradient.size))
         self.end_mean(gradient)
+
+    def _lasting_mean(self, lasting: LastingGroup, gradient: Vector, weight: float, samples: float) -> None:
+        """Make the mean beside the gradient, which stays as it is until no death can break it off."""
+        if self._sum.size != gradient.size:
+            self._sum = np.zeros(gradient.size, np.float32)
+        total, whole = self._sum, slice(0, gradient.size)
+
+        def attempt(group: Group) -> Vector:
+            self.group = group
+            try:
+                # Once all have met here, nobody needs the last mean any more.
+                self.begin_mean(weight, samples)
+                np.copyto(total, gradient)
+                self.add_part(total, whole)
+                self.end_mean(total)
+            finally:
+                self.group = lasting
+            return total
+
+        def unpack(data: bytes) -> Vector:
+            np.copyto(total, np.frombuffer(data, np.float32))
+            if self.norms is not None:
+                self.norms.take_mean(total)
+            return total
+
+        np.copyto(gradient, lasting.run(attempt, lambda mean: mean.tobytes(), unpack))
 
     def begin_mean(self, weight: float, samples: float = 0) -> None:
         """Begin the mean of a gradient that is made part by part; see `mean`."""
@@ -133,6 +192,7 @@ class GroupRank:
         if self.norms is not None:
             self.norms.begin()
         weights, counts = self.meet(Meeting.GRADIENT, weight, samples).T
+        self._brought = weights.size
         total = float(weights.sum())
         if not (weights >= 0).all() or not 0 < total < np.inf:
             raise ConfigurationError(
@@ -168,7 +228,7 @@ class GroupRank:
             with span("wait", "the sum of the gradients"):
                 self.reducer.finish()
         if self._share is None:
-            np.divide(gradient, np.float32(self.size), out=gradient)
+            np.divide(gradient, np.float32(self._brought), out=gradient)
         if self.norms is not None:
             self.norms.take_mean(gradient)
 
@@ -178,7 +238,7 @@ class GroupRank:
         Call it after the meeting at the step. What a loop has skipped or mended before it is no matter: a
         `GradScaler` meets infinity on purpose.
         """
-        if self._told or self.index or self._finite_ranks.all() or looks_finite(gradient, self._telling):
+        if self._told or not self.leads or self._finite_ranks.all() or looks_finite(gradient, self._telling):
             return
         self._told = True
         pairs = zip(self.group.ranks, self._finite_ranks, strict=True)

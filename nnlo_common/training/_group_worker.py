@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +43,8 @@ from nnlo_common.training._rank_parts import LocalStep, TrainingReport
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["GroupTrainer", "GroupWorkerRank"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class GroupWorkerRank(WorkerRank):
@@ -161,6 +165,8 @@ class GroupTrainer:
     Attributes:
         pause_requested: a rank wants to save; all ranks see it after the same step.
         all_written: all ranks have written their part of a checkpoint; all see it after the same step.
+        role: the role it has taken over from the first rank; empty until that has died.
+        on_taking_over: called when it does.
 
     Args:
         group: this rank's side of the group of all ranks.
@@ -170,6 +176,7 @@ class GroupTrainer:
         averages: averages the buffers.
         rule: makes each step in place of the optimizer, if the algorithm has such a rule.
         numbers: the most numbers that a query carries after its JSON.
+        hosts: the hosts of all ranks.
     """
 
     due = False
@@ -187,25 +194,56 @@ class GroupTrainer:
         averages: Averages,
         rule: GroupRule | None = None,
         numbers: int = 0,
+        hosts: Sequence[str] = (),
     ) -> None:
         self._group, self._parameters, self._gradient = group, parameters, gradient
         self._rule, self._progress_before = rule, 0.0
         group.norms = None if rule is None else rule.norms
         self._optimizer = optimizer
-        ranks = range(group.size)
+        self._rank, ranks = group.group.ranks[group.index], group.group.ranks
+        self._copies = Broadcasts(ranks, ranks[0])
         parts = Means(ranks), Means(ranks, LastRoundQuery), averages, Notes(), EpochMeans(ranks)
-        self._service = QueryService(group.index, 0, ranks, [*parts, Broadcasts(ranks, 0)])
-        self._averages = averages
+        self._parts = *parts, self._copies
+        self._handlers = QueryService(self._rank, 0, ranks, self._parts).handlers
+        self._averages, self._hosts = averages, hosts
+        self.role, self._losses = "", list[str]()
+        self.on_taking_over: list[Callable[[], object]] = []
+        self._first = ranks[0]  # leads as long as it lives
+        group.when_lost(self._go_on_without)
         self._room: Vector = np.zeros(QUERY_NUMBERS + numbers, np.float32)
         self._steps = self._samples = 0
         self._tells = _Told(0)
         self.stopped = self.pause_requested = self.all_written = self._loaded = False
+
+    def _go_on_without(self, dead: Sequence[int]) -> None:
+        """Go on without these ranks; the first of the others is the lead from now on."""
+        left = self._group.group.ranks
+        self._copies.source = left[0]
+        for part in self._parts:
+            for rank in dead:
+                part.gone(rank, lost=True)
+        takes_over = self._group.leads and not self.role and self._rank != self._first
+        for rank in dead:
+            line = f"rank {rank} on {self._hosts[rank]} has died; the others go on"
+            self._losses.append(f"{line}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            if self._group.leads:
+                now = f"; rank {self._rank} leads now" if takes_over else ""
+                _LOG.warning("nnlo: %s. Ranks left: %d%s", line, len(left), now)
+        if takes_over:
+            self.role = "lead"
+            for call in self.on_taking_over:
+                call()
 
     def start(self) -> None:
         """Begin at the lead's parameters."""
         self._group.meet(Meeting.BEGIN)
         if not self._loaded:
             self._group.broadcast(self._parameters.vector)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the first of those that live."""
+        return self._group.leads
 
     def abandon(self) -> None:
         """Leave without having started."""
@@ -273,7 +311,7 @@ class GroupTrainer:
         Raises:
             ConfigurationError: nothing answers such a query without a server.
         """
-        if type(query) not in self._service.handlers:
+        if type(query) not in self._handlers:
             raise ConfigurationError(
                 f"{type(query).__name__} needs a server, but servers=0 trains without one; use servers=1"
             )
@@ -281,11 +319,10 @@ class GroupTrainer:
         answer: Answer | None = None
         brought = self._group.gather_bytes(written(query, self._room).tobytes())
         for index, data in enumerate(brought):
-            vector = np.array(np.frombuffer(data, np.float32))
-            handlers = self._service.handlers
-            asked = read_query(handlers, vector, f"the query from rank {self._group.group.ranks[index]}")
-            for to, found in handlers[type(asked)](index, asked):
-                answer = found if to == self._group.index else answer
+            vector, rank = np.array(np.frombuffer(data, np.float32)), self._group.group.ranks[index]
+            asked = read_query(self._handlers, vector, f"the query from rank {rank}")
+            for to, found in self._handlers[type(asked)](rank, asked):
+                answer = found if to == self._rank else answer
         if answer is None:
             raise ConfigurationError(
                 "the ranks of this training asked for different things at the same time; call evaluate(), "
@@ -370,6 +407,7 @@ class GroupTrainer:
             samples=self._samples,
             gain=None if rule is None else rule.gain_report(),
             progress=None if rule is None else rule.progress,
+            lost=tuple(self._losses),
         )
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:

@@ -18,7 +18,7 @@ from nnlo_common.base._errors import ConfigurationError, warn
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
 from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
-from nnlo_common.cluster.transport._endpoint import Endpoint, Link, RankWorld
+from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
@@ -29,7 +29,7 @@ from nnlo_common.protocol import (
     Wire,
     Worker,
 )
-from nnlo_common.training._all_reduce import reducer_of
+from nnlo_common.training._all_reduce import ALL_REDUCES, Reducer, reducer_of
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
@@ -209,7 +209,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     group = None
     if assignment.worker is not None and group_size > 1:
         naps = any(places[rank].local_size > places[rank].host_cores for rank in cell.ranks)
-        group = _grouped(world, plan, cell.groups[assignment.worker], places, naps=naps)
+        group = _grouped(world, plan, cell, cell.groups[assignment.worker], places, naps=naps)
     part: TeamPart
     server: Server | None = None
     if cell.branches:
@@ -222,7 +222,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         part = _join_as_worker(world, plan, cell, shards, places, group=group)
     else:
         assert group is not None  # `Topology.of_training` allows nothing else
-        part = _join_as_trainer(plan, group)
+        part = _join_as_trainer(plan, group, places)
     return Member(
         part=part,
         role=assignment.title,
@@ -243,14 +243,26 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
 
 
 def _grouped(
-    world: RankWorld, plan: TrainingPlan, ranks: Sequence[int], places: Sequence[Place], *, naps: bool
+    world: RankWorld,
+    plan: TrainingPlan,
+    cell: Cell,
+    ranks: Sequence[int],
+    places: Sequence[Place],
+    *,
+    naps: bool,
 ) -> GroupRank:
-    group = world.group(ranks, naps=naps)
+    way, alone = plan.ranks.all_reduce, not cell.servers
+    # Ranks that are a worker of servers end together: each has its part in the talk with the servers.
+    lasting = alone and world.survives_loss and not world.of_trial and ALL_REDUCES[way].lasts
+    group = world.group(ranks, naps=naps, lasting=lasting)
     if world.of_trial:
         return GroupRank(group)  # whose messages a trial can break off; no other way to add up can be
     one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
-    reducer = reducer_of(plan.ranks.all_reduce, group, one_host=one_host)
-    return GroupRank(group, reducer, plan.parameters.layout)
+
+    def reducer(group: Group) -> Reducer:
+        return reducer_of(way, group, one_host=one_host)
+
+    return GroupRank(group, reducer, plan.parameters.layout, lasting=lasting)
 
 
 def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
@@ -258,7 +270,7 @@ def _leave_group(group: GroupRank, disengage: Callable[[], None]) -> None:
     disengage()
 
 
-def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:
+def _join_as_trainer(plan: TrainingPlan, group: GroupRank, places: Sequence[Place]) -> GroupTrainer:
     return GroupTrainer(
         group,
         plan.parameters,
@@ -267,6 +279,7 @@ def _join_as_trainer(plan: TrainingPlan, group: GroupRank) -> GroupTrainer:
         averages=_averages(plan),
         rule=_group_rule(plan),
         numbers=_buffered(plan),
+        hosts=[place.host for place in places],
     )
 
 

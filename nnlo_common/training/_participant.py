@@ -19,6 +19,7 @@ from nnlo_common.base._file_access import new_file
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Server
+from nnlo_common.training._group_worker import GroupTrainer
 from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
@@ -250,7 +251,7 @@ class Participant:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan(plain))
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
-            if isinstance(self._part, SpareRank):
+            if isinstance(self._part, SpareRank | GroupTrainer):
                 self._part.on_taking_over.append(self._take_over)
             server = None if isinstance(self._part, SpareRank) else self._member.server
             if self._log_order is not None and server is not None:
@@ -274,7 +275,7 @@ class Participant:
         self._over = True
 
     def _take_over(self) -> None:
-        assert isinstance(self._part, SpareRank)  # only one takes over
+        assert isinstance(self._part, SpareRank | GroupTrainer)  # no other takes over
         self.role = self._part.role
 
     def _end_open_epoch(self) -> None:

@@ -180,13 +180,13 @@ class Session:
 
     @property
     def role(self) -> str:
-        """The name of its role; that of a spare changes when it takes over."""
+        """The name of its role; it changes when this rank takes over from a dead one."""
         part = self._part
-        return part.role if isinstance(part, SpareRank) and part.role else self.member.role
+        return (isinstance(part, SpareRank | GroupTrainer) and part.role) or self.member.role
 
     def when_taking_over(self, call: Callable[[], object]) -> None:
-        """Register `call` for when this rank, a spare, serves in the place of a dead server."""
-        if isinstance(self._part, SpareRank):
+        """Register `call` for when this rank takes over from a dead server, or from a dead lead."""
+        if isinstance(self._part, SpareRank | GroupTrainer):
             self._part.on_taking_over.append(call)
 
     def _take_over(self) -> None:

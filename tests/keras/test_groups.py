@@ -16,6 +16,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_common.data import share  # noqa: E402
+from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 from tests.programs import keras_gan  # noqa: E402
@@ -722,6 +723,32 @@ def test_without_a_server_another_number_of_ranks_resumes_from_the_same_weights(
     found = run(3, 2)
     assert all(np.array_equal(one, found[0]) for one in found)
     assert "was saved with 2 ranks in groups of 2, but this run has 3 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("point", "occurrence"), [("add up in group", 3), ("gather bytes in group", 3)])
+def test_when_the_first_rank_dies_the_next_validates_stops_and_saves(tmp_path, capsys, point, occurrence):
+    start = start_of()
+
+    def program(world):
+        stop = k.EarlyStopping("val_loss", patience=1, min_delta=1e9)  # two epochs after it has begun
+        saved = k.ModelCheckpoint(f"{tmp_path}/{world.rank}-{{epoch}}.weights.h5", save_weights_only=True)
+        callbacks, options = [stop, saved], {"validation_data": (X[:9], Y[:9]), "verbose": 2}
+        net, history, part = train(world, start, wrapped(servers=0), callbacks, epochs=9, **options)
+        return net, history, part.role, part.report.lost
+
+    with MemoryCluster(3) as cluster:
+        cluster.fail(0, point, occurrence)
+        dead, first, second = cluster.run(program, 120)
+    assert isinstance(dead, InjectedFault)
+    assert np.array_equal(first[0], second[0])
+    assert (first[2], second[2]) == ("lead", "worker 0, member 2")
+    assert len(first[3]) == len(second[3]) == 1
+    assert first[1]["loss"] == second[1]["loss"]
+    assert first[1]["val_loss"] == second[1]["val_loss"]
+    assert len(first[1]["loss"]) < 9
+    assert {one.name[0] for one in tmp_path.iterdir()} <= {"0", "1"}
+    assert any(one.name.startswith("1-") for one in tmp_path.iterdir())
+    assert "val_loss" in capsys.readouterr().out
 
 
 # --- what groups cannot have -----------------------------------------------------------------------------

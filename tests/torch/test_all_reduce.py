@@ -91,7 +91,7 @@ class OneRank:
 def test_sums_begin_in_one_order_as_soon_as_the_gradients_before_them_are_there():
     model = torch.nn.Sequential(*[torch.nn.Linear(3, 3, bias=False) for _ in range(4)])
     flat_model, notes = FlatModel([*model.named_parameters()], catches=False), []
-    buckets = Buckets(GroupRank(OneRank(), Noting(notes)), flat_model, size=16)
+    buckets = Buckets(GroupRank(OneRank(), lambda group: Noting(notes)), flat_model, size=16)
     buckets.begin(1, 1)
     model(torch.ones(2, 3)).square().sum().backward()
     for index in (0, 1, 3, 2):

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import Frame, PartWork, Vector
 from nnlo_common.protocol import Event, Lost, Message
 
@@ -16,8 +17,10 @@ __all__ = [
     "DivisibleWorld",
     "Endpoint",
     "Group",
+    "GroupCalls",
     "Link",
     "Mail",
+    "MemberLostError",
     "Numbers",
     "PartWorld",
     "RankWorld",
@@ -30,6 +33,10 @@ __all__ = [
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
+class MemberLostError(PeerLostError):
+    """A rank of a group has died; the others can go on by `Group.without_dead`."""
+
+
 class Transfer(Protocol):
     """A broadcast under way."""
 
@@ -37,8 +44,8 @@ class Transfer(Protocol):
         """Wait until it is complete here; False after `timeout_s`: call it again."""
 
 
-class Group(Protocol):
-    """The ranks of one logical worker; all of them call each method, in the same order.
+class GroupCalls(Protocol):
+    """What the ranks of a group tell each other; all of them call each method, in the same order.
 
     Attributes:
         index: this rank's number in the group; 0 is the lead.
@@ -54,14 +61,21 @@ class Group(Protocol):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return the bytes of all ranks, by index; each rank may pass another number."""
 
+    def broadcast(self, data: npt.NDArray[np.uint8]) -> Transfer:
+        """Begin to copy the lead's bytes into those of the others; do not change them meanwhile."""
+
+    def close(self) -> None:
+        """Release its resources."""
+
+
+class Group(GroupCalls, Protocol):
+    """The ranks of one logical worker, with sums; all of them call each method, in the same order."""
+
     def add_up(self, vector: Vector) -> None:
         """Replace the vector by the sum over all ranks, with the same bits on each.
 
         Call it after a `gather`, so that no rank waits long in it.
         """
-
-    def broadcast(self, data: npt.NDArray[np.uint8]) -> Transfer:
-        """Begin to copy the lead's bytes into those of the others; do not change them meanwhile."""
 
     def barrier(self) -> None:
         """Return once all ranks have called it; what they wrote to shared memory before is then seen."""
@@ -76,8 +90,11 @@ class Group(Protocol):
     def communicator(self) -> Any:
         """Return the MPI communicator of these ranks; None if they are threads."""
 
-    def close(self) -> None:
-        """Release its resources."""
+    def without_dead(self) -> Group:
+        """Return the group of the ranks that live; all of them call it (collective).
+
+        What others wait for in this group ends with a `MemberLostError`, if the group was made `lasting`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +199,13 @@ class RankWorld(Protocol):
     def open(self, links: Sequence[Link]) -> Endpoint:
         """Open an endpoint for these links (collective)."""
 
-    def group(self, ranks: Sequence[int], *, naps: bool) -> Group:
+    def group(self, ranks: Sequence[int], *, naps: bool, lasting: bool = False) -> Group:
         """Return the group of these ranks, this one among them, lead first (collective over them).
 
         Args:
             ranks: its ranks.
             naps: a rank that waits must leave its core to others.
+            lasting: when one of them dies the others get a `MemberLostError`; else the group ends.
         """
 
     def engage(self) -> Callable[[], None]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector
-from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, Numbers, Transfer
+from nnlo_common.cluster.transport._endpoint import Endpoint, GroupCalls, Link, Numbers, Transfer
 from nnlo_common.protocol import Event, Kind, Message, Received, decode
 from nnlo_common.protocol._events import Part
 from nnlo_common.protocol._messages import announced
@@ -116,6 +116,10 @@ class EndpointGroup:
     def communicator(self) -> None:
         """Return None: no call of a trial's group may be one that cannot be broken off."""
 
+    def without_dead(self) -> EndpointGroup:
+        """Refuse: a trial ends with any of its ranks."""
+        raise ConfigurationError("a trial of a search cannot go on without one of its ranks")
+
     def close(self) -> None:
         """Release its resources."""
         self._endpoint.close()
@@ -195,7 +199,7 @@ class LeadEndpoint:
         asking: the channel of queries, whose answers are the lead's alone.
     """
 
-    def __init__(self, endpoint: Endpoint, group: Group, asking: int) -> None:
+    def __init__(self, endpoint: Endpoint, group: GroupCalls, asking: int) -> None:
         self._endpoint, self._group, self._asking = endpoint, group, asking
         self._early: deque[Event] = deque()  # replies that came while the lead waited for an answer
         self._arriving: tuple[Received, Iterator[Part | None]] | None = None  # a reply that has begun to
@@ -256,7 +260,7 @@ class MemberEndpoint:
         size: the largest number of values in a message.
     """
 
-    def __init__(self, endpoint: Endpoint, group: Group, size: int) -> None:
+    def __init__(self, endpoint: Endpoint, group: GroupCalls, size: int) -> None:
         self._endpoint, self._group, self._size = endpoint, group, size
         self._header = np.empty(HEADER_BYTES, np.uint8)
         self._transfer: Transfer | None = None  # of the next header

@@ -32,7 +32,7 @@ from nnlo_common.cluster.transport._deaths import (
     gathered_from_living,
     limit_finalize,
 )
-from nnlo_common.cluster.transport._endpoint import Endpoint, Link, Numbers
+from nnlo_common.cluster.transport._endpoint import Endpoint, Link, MemberLostError, Numbers
 from nnlo_common.cluster.transport._launcher_watch import tell, watch_launcher
 from nnlo_common.cluster.transport._mpi import MPIEndpoint
 from nnlo_common.cluster.transport._mpi4py import MPI, World, symbol
@@ -195,13 +195,22 @@ class MPIGroup:
         comm: their communicator, lead first; freed by `close`.
         ranks: their numbers in the training.
         naps: the host has fewer cores than ranks, so a waiting rank must leave its core to others.
-        survives_loss: other groups survive the death of a rank of this one.
+        survives_loss: other ranks survive the death of one of this group.
+        lasting: so do those of this group.
     """
 
-    def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int], *, naps: bool, survives_loss: bool) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        *,
+        naps: bool,
+        survives_loss: bool,
+        lasting: bool = False,
+    ) -> None:
         self._comm, self._naps = comm, naps
         self.index, self.ranks = comm.Get_rank(), tuple(ranks)
-        self._survives_loss = survives_loss
+        self._survives_loss, self._lasting = survives_loss, lasting and survives_loss
         if survives_loss:
             comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises the returned errors
 
@@ -258,6 +267,16 @@ class MPIGroup:
         """Return the communicator of these ranks."""
         return self._comm
 
+    def without_dead(self) -> MPIGroup:
+        """Return the group of the ranks that live (collective over them)."""
+        with contextlib.suppress(MPI.Exception):
+            self._comm.Revoke()  # frees the others
+        living = MPI.Intracomm(self._comm.Shrink())
+        everyone, left = self._comm.Get_group(), living.Get_group()
+        places = MPI.Group.Translate_ranks(left, list(range(left.Get_size())), everyone)
+        ranks = [self.ranks[index] for index in places]
+        return MPIGroup(living, ranks, naps=self._naps, survives_loss=True, lasting=True)
+
     def close(self) -> None:
         """Free the communicator."""
         with contextlib.suppress(*[MPI.Exception] if self._survives_loss else []):
@@ -265,7 +284,7 @@ class MPIGroup:
 
     @contextlib.contextmanager
     def _leaving_together(self) -> Iterator[None]:
-        """End this rank if another of its group has died: the group is one worker, and dies as one."""
+        """End this rank if another of its group has died, unless the group lasts: it dies as one worker."""
         try:
             yield
         except MPI.Exception as error:
@@ -278,6 +297,8 @@ class MPIGroup:
             dead = [self.ranks[index] for index in Deaths(self._comm).new(error)]
         except MPI.Exception:  # another rank of the group has noticed the death first, and revoked
             dead = []
+        if self._lasting:
+            raise MemberLostError(dead[0] if dead else -1, "has died in a sum of its group") from None
         with contextlib.suppress(MPI.Exception):
             self._comm.Revoke()  # frees the others
         who = f"rank {dead[0]}" if dead else "a rank"
@@ -466,9 +487,10 @@ class MPIWorld:
         """
         return MPIWorld(World(self._comm_of(ranks)), watches=False)
 
-    def group(self, ranks: Sequence[int], *, naps: bool) -> MPIGroup:
+    def group(self, ranks: Sequence[int], *, naps: bool, lasting: bool = False) -> MPIGroup:
         """Return the group of these ranks, this one among them, lead first (collective over them)."""
-        return MPIGroup(self._comm_of(ranks), ranks, naps=naps, survives_loss=self.survives_loss)
+        lasts = self.survives_loss
+        return MPIGroup(self._comm_of(ranks), ranks, naps=naps, survives_loss=lasts, lasting=lasting)
 
     def revoke(self) -> None:
         """End every collective wait of these ranks with an error, because one of them is dead."""

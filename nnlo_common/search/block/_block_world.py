@@ -86,7 +86,13 @@ class BlockWorld:
         self._endpoints.append(endpoint)
         return endpoint
 
-    def group(self, ranks: Sequence[int], *, naps: bool) -> Group:  # noqa: ARG002 - as in every world
+    def group(
+        self,
+        ranks: Sequence[int],
+        *,
+        naps: bool,  # noqa: ARG002 - as in every world
+        lasting: bool = False,  # noqa: ARG002 - a trial ends with any of its ranks
+    ) -> Group:
         """Return the group of these ranks, this one among them, lead first (collective over them)."""
         # The ranks of a training have all passed the gathering of its facts, so none is missing here.
         part = self._ranks.part(ranks)

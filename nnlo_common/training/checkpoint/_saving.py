@@ -523,7 +523,7 @@ class _GroupSaving(Saving):
         self._complete()
         self._team.pause()
         tree, facts, score = self._copy(), self._state._facts(), self.score
-        draft = self._store.begin() if self._rank == 0 else None
+        draft = self._store.begin() if self._trainer.leads else None
         mine = {"number": None if draft is None else draft.number, "end": self._wants_end}
         everyone = [json.loads(one) for one in self._trainer.take_together(json.dumps(mine).encode())]
         self.ending = any(one["end"] for one in everyone)
@@ -558,7 +558,7 @@ class _GroupSaving(Saving):
         mine = {"file": self._reported.file, "size": self._reported.size, "trouble": self._reported.trouble}
         mine["blake2b"] = self._reported.blake2b
         everyone = [json.loads(one) for one in self._trainer.take_together(json.dumps(mine).encode())]
-        if self._rank:
+        if not self._trainer.leads:
             return
         trouble = next((one["trouble"] for one in everyone if one["trouble"]), "")
         if trouble:
