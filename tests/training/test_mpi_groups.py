@@ -73,7 +73,7 @@ def test_the_death_of_a_rank_costs_its_group_only(dies):
     if running_mpi() != "Open MPI":
         pytest.skip("MPICH ends the job")
     options = ["--with-ft", "ulfm"]
-    done = mpiexec(5, PROGRAMS / "groups_death.py", str(dies), timeout_s=60, options=options)
+    done = mpiexec(5, PROGRAMS / "groups_death.py", "1", str(dies), timeout_s=60, options=options)
     assert done.returncode == 0, done.stderr
     assert f"rank {7 - dies} ends, because rank {dies} of its group has died" in done.stderr
     assert sorted(done.stdout.splitlines()) == [
@@ -81,3 +81,21 @@ def test_the_death_of_a_rank_costs_its_group_only(dies):
         "worker 0, member 1: 18 steps, 0 lost",
         "worker 0: 18 steps, 0 lost",
     ]
+
+
+@pytest.mark.parametrize(
+    ("dying", "left"),
+    [((0, 2), ["lead", "worker 0, member 3"]), pytest.param((3, 1), ["lead"], marks=pytest.mark.extended)],
+)
+def test_without_a_server_the_ranks_that_are_left_go_on(dying, left):
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH ends the job")
+    options, words = ["--with-ft", "ulfm"], [*map(str, dying)]
+    done = mpiexec(4, PROGRAMS / "groups_death.py", "0", *words, timeout_s=60, options=options)
+    assert done.returncode == 0, done.stderr
+    assert f"rank {dying[0]} on " in done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert len(lines) == 2
+    assert [line.split(":")[0] for line in lines][: len(left)] == left
+    assert {line.split(": ")[1] for line in lines} == {lines[0].split(": ")[1]}  # the same bits
+    assert ": 18 steps, 2 lost, " in lines[0]
