@@ -144,6 +144,12 @@ PLANTED = {
         run_of(replace(SERVER, lost=["rank 2 on a, last seen at step 7"]), *WORKERS),
         r"^a rank died: rank 2 on a, last seen at step 7$",
     ),
+    "a death that several tell of": (
+        run_of(
+            *[replace(one, lost=[f"rank 9 on a has died, at 10:00:0{at}"]) for at, one in enumerate(WORKERS)]
+        ),
+        r"^a rank died: rank 9 on a has died, at 10:00:00$",
+    ),
 }
 
 

@@ -106,9 +106,12 @@ def verdicts(run: RunFacts) -> list[str]:
 
 
 def _deaths(run: RunFacts) -> Iterator[str]:
-    for one in run.ranks:
-        for line in one.lost:
-            yield f"a rank died: {line}"
+    """Yield each death once, though several ranks may tell of it."""
+    told: dict[str, str] = {}
+    for line in (line for one in run.ranks for line in one.lost):
+        told.setdefault(line.split(" on ")[0], line)  # by the rank that has died
+    for line in told.values():
+        yield f"a rank died: {line}"
 
 
 def _divergence(run: RunFacts) -> Iterator[str]:
