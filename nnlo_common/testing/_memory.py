@@ -124,6 +124,10 @@ class MemoryGroup:
         ranks = [rank for rank, inside in zip(self.ranks, self._inside, strict=True) if inside in left]
         return MemoryGroup(self._cluster, self._world, ranks, left, channel)
 
+    def end(self, dead: int) -> NoReturn:
+        """End this rank as a death that the others survive."""
+        raise InjectedFault(f"rank {self._world.rank} ends, because rank {dead} of its group has died")
+
     def close(self) -> None:
         """Do nothing: a group holds no resources."""
 

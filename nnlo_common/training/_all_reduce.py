@@ -105,6 +105,8 @@ class SharedReducer(Reducer):
 
     def start(self, part: Vector) -> None:
         """Replace the vector by its sum."""
+        if len(self._memory) == 1:
+            return  # the last rank of its group
         for start in range(0, part.size, _PIECE):
             self._add_up(part[start : start + _PIECE])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +79,7 @@ class GroupRank:
         group: the transport's side.
         reducer: makes what adds up the gradients of a group; None: the MPI library does.
         layout: of the gradients, to say on which rank one is not finite; None: nobody says it.
-        lasting: the others go on when a rank of the group dies.
+        lasting: the others go on when a rank of the group dies: whichever it is, or any but the first.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class GroupRank:
         reducer: Callable[[Group], Reducer] | None = None,
         layout: Layout | None = None,
         *,
-        lasting: bool = False,
+        lasting: Literal["", "any", "led"] = "",
     ) -> None:
         self.index, self.size = group.index, len(group.ranks)
         self._make_reducer: Callable[[Group], Reducer] = MPIReducer if reducer is None else reducer
@@ -95,7 +96,7 @@ class GroupRank:
         self.group: GroupCalls = group
         self._sum = np.zeros(0, np.float32)  # of a group that lasts: its ranks keep their own gradients
         if lasting:
-            self.group = lasts = LastingGroup(group)
+            self.group = lasts = LastingGroup(group, any_leads=lasting == "any")
             lasts.on_renewal = self._renew
         self._steps = 0
         self._share: float | None = None

@@ -6,6 +6,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -62,6 +63,19 @@ class GroupWorkerRank(WorkerRank):
     def __init__(self, group: GroupRank, parameters: FlatVector, *rest: Any, **options: Any) -> None:
         super().__init__(*rest, **options)
         self._group, self._parameters = group, parameters
+        self._losses: list[str] = []
+        group.when_lost(self._go_on_without)
+
+    def _go_on_without(self, dead: Sequence[int]) -> None:
+        for rank in dead:
+            line = f"rank {rank} has died; the others of its group go on"
+            self._losses.append(f"{line}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            if self._group.leads:
+                _LOG.warning("nnlo: %s. Ranks left: %d", line, len(self._group.group.ranks))
+
+    def report(self) -> TrainingReport:
+        """Return the steps made, and who has died in this group."""
+        return replace(super().report(), lost=tuple(self._losses))
 
     def start(self) -> None:
         """Join; return once the centre has arrived."""

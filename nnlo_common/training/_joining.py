@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -251,10 +251,9 @@ def _grouped(
     *,
     naps: bool,
 ) -> GroupRank:
-    way, alone = plan.ranks.all_reduce, not cell.servers
-    # Ranks that are a worker of servers end together: each has its part in the talk with the servers.
-    lasting = alone and world.survives_loss and not world.of_trial and ALL_REDUCES[way].lasts
-    group = world.group(ranks, naps=naps, lasting=lasting)
+    way = plan.ranks.all_reduce
+    lasts = world.survives_loss and not world.of_trial and ALL_REDUCES[way].lasts
+    group = world.group(ranks, naps=naps, lasting=lasts)
     if world.of_trial:
         return GroupRank(group)  # whose messages a trial can break off; no other way to add up can be
     one_host = world.own_process and len({places[rank].host for rank in ranks}) == 1
@@ -262,6 +261,8 @@ def _grouped(
     def reducer(group: Group) -> Reducer:
         return reducer_of(way, group, one_host=one_host)
 
+    # With servers the lead talks for all; without, each can do what it does.
+    lasting: Literal["", "any", "led"] = "" if not lasts else "led" if cell.servers else "any"
     return GroupRank(group, reducer, plan.parameters.layout, lasting=lasting)
 
 

@@ -32,10 +32,11 @@ class LastingGroup:
 
     Args:
         group: the ranks; made `lasting`.
+        any_leads: any rank may be the lead; else all end when the first one has died.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, *, any_leads: bool) -> None:
+        self._group, self._needed = group, () if any_leads else group.ranks[:1]
         self.ranks, self.index = group.ranks, group.index
         self.on_renewal: Callable[[Group], object] = lambda group: None
         self.on_loss: list[Callable[[Sequence[int]], object]] = []
@@ -111,6 +112,9 @@ class LastingGroup:
         while True:
             try:
                 group = self._group = self._group.without_dead()
+                for lead in self._needed:
+                    if lead not in group.ranks:
+                        group.end(lead)
                 self.on_renewal(group)
                 turns = group.gather(np.array([self._turn], np.float64))[:, 0]
                 ahead = int(turns.argmax())

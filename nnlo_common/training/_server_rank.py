@@ -188,6 +188,7 @@ class ServerRank:
         self._stall_detector, self._drop = stall_detector, drop
         self._groups = {lead: (lead, *others) for lead, *others in groups}
         self._dropped: set[int] = set()
+        self._gone_members: set[int] = set()  # of groups that go on without them
         self._losses: list[str] = []
         self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
@@ -331,9 +332,10 @@ class ServerRank:
         return self._with_standing(Standing.LOST)
 
     def _with_standing(self, *standings: Standing) -> set[int]:
-        """Return the ranks of the workers that stand so; a group lives and dies together."""
+        """Return the ranks of the workers that stand so; a group ends with its first rank."""
         leads = (lead for lead, peer in self._server.peers.items() if peer.standing in standings)
-        return {rank for lead in leads for rank in self._groups.get(lead, (lead,))}
+        ranks = {rank for lead in leads for rank in self._groups.get(lead, (lead,))}
+        return ranks - self._gone_members
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until `condition` holds."""
@@ -590,7 +592,8 @@ class ServerRank:
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
             self._refuse_solitude(event.rank)
-        elif any(event.rank in group for group in self._groups.values()):  # its lead dies with it
+        elif any(event.rank in group for group in self._groups.values()):
+            self._gone_members.add(event.rank)
             perform(self._endpoint, self._queries.handle(event))
         elif any(event.rank == shard.server for shard in self._others.values()):
             raise PeerLostError(event.rank, "its part of the centre is lost")

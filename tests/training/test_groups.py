@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLostError, Synchronous
+from nnlo_common import SGD, ConfigurationError, Downpour, Participant, Synchronous
+from nnlo_common.testing import InjectedFault
 from nnlo_common.training._group_rank import GroupRank, Meeting
 from tests.helpers.group_cases import GROUPED, IN_STEP, SIZES, batches_of, close, merged, train_grouped
 from tests.helpers.numpy_cases import CASES, initial
@@ -242,19 +243,36 @@ def test_weights_that_make_no_mean_are_refused(weight):
         on_ranks(2, program)
 
 
-@pytest.mark.parametrize("dead", [1, 2])
-def test_the_death_of_a_rank_is_told_to_its_group(dead):
+@pytest.mark.parametrize("point", ["gather in group", "add up in group", "broadcast in group"])
+@pytest.mark.parametrize("occurrence", [2, 5])
+@pytest.mark.parametrize("dead", [1, 2, 3])
+def test_a_group_goes_on_without_any_but_its_first_rank(dead, point, occurrence):
+    """A server, a group of ranks 1 and 2, and a group of ranks 3 and 4; the other group always goes on."""
+
     def program(world):
         with Participant(Downpour(), ones(), optimizer=SGD(0.1), group_size=2, world=world) as me:
-            for _ in me.batches(range(8)):
-                me.step()
+            for _epoch in range(2):
+                for _ in me.batches(range(16)):
+                    me.gradients[0][:] = me.point[0]
+                    me.step()
+        return me.role, me.report().steps, len(me.report().lost), me.parameters[0].tolist()
 
-    with ranks(3) as cluster:
-        cluster.fail(dead, "add up in group", 2)
-        with pytest.raises(
-            PeerLostError, match=rf"rank {dead}: |MemberLostError\({dead}, 'ended while its group"
-        ):
-            cluster.run(program, TIMEOUT_S)
+    with ranks(5) as cluster:
+        cluster.fail(dead, point, occurrence)
+        found = cluster.run(program, TIMEOUT_S)
+    ended = [rank for rank, one in enumerate(found) if isinstance(one, InjectedFault)]
+    assert ended == ([dead] if dead == 2 else [dead, dead + 1])
+    told = [one[:3] for one in found if not isinstance(one, InjectedFault)]
+    if dead == 2:
+        assert told == [
+            ("server 0", 0, 0),
+            ("worker 0", 8, 1),
+            ("worker 1", 8, 0),
+            ("worker 1, member 1", 8, 0),
+        ]
+    else:
+        assert [one[1:] for one in told] == [(0, 1), (8, 0), (8, 0)]
+    assert np.isfinite(found[0][3]).all()
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,9 @@ class UnsureGroup:
                 raise MemberLostError(-1, "has died")
             return [here[rank] for rank in self.ranks]
 
+    def end(self, dead):
+        raise InjectedFault(f"rank {self.rank} ends, because rank {dead} has died")
+
     def without_dead(self):
         fabric, key = self.fabric, ("living", self.name, self.ranks)
         with fabric.changed:
@@ -109,7 +112,7 @@ def together(size, deaths, coins, program):
     fabric, results = Fabric(deaths, coins), [None] * size
 
     def run(rank):
-        group = GroupRank(UnsureGroup(fabric, rank, range(size)), lasting=True)
+        group = GroupRank(UnsureGroup(fabric, rank, range(size)), lasting="any")
         try:
             results[rank] = program(rank, group)
         except BaseException as error:
@@ -205,7 +208,7 @@ def test_ranks_that_are_ahead_give_the_result_to_those_that_missed_it():
     fabric, results = Fabric({2: (3, True)}, OnlyRankOneMisses()), {}
 
     def run(rank):
-        group = GroupRank(UnsureGroup(fabric, rank, range(3)), lasting=True)
+        group = GroupRank(UnsureGroup(fabric, rank, range(3)), lasting="any")
         with contextlib.suppress(InjectedFault):
             results[rank] = program(rank, group)
         with fabric.changed:

@@ -96,6 +96,13 @@ class Group(GroupCalls, Protocol):
         What others wait for in this group ends with a `MemberLostError`, if the group was made `lasting`.
         """
 
+    def end(self, dead: int) -> NoReturn:
+        """End this rank, because its group cannot go on without one that has died.
+
+        Args:
+            dead: that rank's number in the training.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +120,10 @@ class EndpointGroup:
     def without_dead(self) -> EndpointGroup:
         """Refuse: a trial ends with any of its ranks."""
         raise ConfigurationError("a trial of a search cannot go on without one of its ranks")
+
+    def end(self, dead: int) -> NoReturn:
+        """Raise: a trial ends with any of its ranks."""
+        raise PeerLostError(dead, "has died in a trial of a search")
 
     def close(self) -> None:
         """Release its resources."""

@@ -290,9 +290,9 @@ class MPIGroup:
         except MPI.Exception as error:
             if not self._survives_loss:
                 raise
-            self._end(error)
+            self._note_death(error)
 
-    def _end(self, error: MPI.Exception) -> NoReturn:
+    def _note_death(self, error: MPI.Exception) -> NoReturn:
         try:
             dead = [self.ranks[index] for index in Deaths(self._comm).new(error)]
         except MPI.Exception:  # another rank of the group has noticed the death first, and revoked
@@ -301,7 +301,11 @@ class MPIGroup:
             raise MemberLostError(dead[0] if dead else -1, "has died in a sum of its group") from None
         with contextlib.suppress(MPI.Exception):
             self._comm.Revoke()  # frees the others
-        who = f"rank {dead[0]}" if dead else "a rank"
+        self.end(dead[0] if dead else -1)
+
+    def end(self, dead: int) -> NoReturn:
+        """End this rank, because another of its group has died."""
+        who = f"rank {dead}" if dead >= 0 else "a rank"
         text = f"nnlo: rank {self.ranks[self.index]} ends, because {who} of its group has died\n"
         os.write(2, text.encode())
         sys.stdout.flush()
