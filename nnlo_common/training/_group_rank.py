@@ -120,6 +120,11 @@ class GroupRank:
         if isinstance(self.group, LastingGroup):
             self.group.on_loss.append(call)
 
+    def need_all(self) -> None:
+        """End with the next rank that dies, as if the group did not last (collective)."""
+        if isinstance(self.group, LastingGroup):
+            self.group.need_all()
+
     def _renew(self, group: Group) -> None:
         self.reducer.close()
         self.reducer = self._make_reducer(group)

@@ -123,6 +123,7 @@ class GroupWorkerRank(WorkerRank):
         if not isinstance(query, LedgerQuery):
             return super().ask(query)
         self._group.meet(Meeting.LEASE)
+        self._group.need_all()  # each has its part of a lease: when one dies, others get the whole lease
         if self._group.index == 0:
             answer: Answer = super().ask(query)
             self._group.bytes_of_lead(written(answer, np.zeros(QUERY_NUMBERS, np.float32)).tobytes())

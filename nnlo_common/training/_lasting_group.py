@@ -36,7 +36,8 @@ class LastingGroup:
     """
 
     def __init__(self, group: Group, *, any_leads: bool) -> None:
-        self._group, self._needed = group, () if any_leads else group.ranks[:1]
+        self._group = group
+        self._needed: Sequence[int] = () if any_leads else group.ranks[:1]
         self.ranks, self.index = group.ranks, group.index
         self.on_renewal: Callable[[Group], object] = lambda group: None
         self.on_loss: list[Callable[[Sequence[int]], object]] = []
@@ -85,6 +86,10 @@ class LastingGroup:
         self.run(attempt, bytes, lambda told: _copied(told, data))
         return _CompleteBroadcast()
 
+    def need_all(self) -> None:
+        """End with the next rank that dies; all ranks call it between the same two operations."""
+        self._needed = self.ranks
+
     def close(self) -> None:
         """Release its resources."""
         self._group.close()
@@ -112,9 +117,9 @@ class LastingGroup:
         while True:
             try:
                 group = self._group = self._group.without_dead()
-                for lead in self._needed:
-                    if lead not in group.ranks:
-                        group.end(lead)
+                for rank in self._needed:
+                    if rank not in group.ranks:
+                        group.end(rank)
                 self.on_renewal(group)
                 turns = group.gather(np.array([self._turn], np.float64))[:, 0]
                 ahead = int(turns.argmax())
