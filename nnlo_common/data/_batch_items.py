@@ -10,9 +10,9 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._spans import stage
+from nnlo_common.data._preparation import Standard
 from nnlo_common.data._selection import NamedColumns
 from nnlo_common.data._source import Array, Field
-from nnlo_common.data._standard import Standard
 from nnlo_common.data.formats._format import FileInfo
 
 __all__ = ["Adaptor", "BatchItem", "ColumnPlan", "Names", "padded_field", "side_by_side"]

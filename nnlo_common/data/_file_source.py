@@ -29,10 +29,7 @@ from nnlo_common.data._batch_items import (
 from nnlo_common.data._ledger import Range
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
-from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
-from nnlo_common.data._source import Array, Field
-from nnlo_common.data._staging import Staging
-from nnlo_common.data._standard import (
+from nnlo_common.data._preparation import (
     STATISTICS,
     Moments,
     Quantiles,
@@ -41,6 +38,9 @@ from nnlo_common.data._standard import (
     leaves_of,
     together,
 )
+from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
+from nnlo_common.data._source import Array, Field
+from nnlo_common.data._staging import Staging
 from nnlo_common.data.formats._format import (
     HOW,
     Format,

@@ -24,7 +24,7 @@ from nnlo_common.commands.train._option import (
     options_of,
 )
 from nnlo_common.data._memory_cache import CACHES, CacheKind
-from nnlo_common.data._standard import StatisticsName
+from nnlo_common.data._preparation import StatisticsName
 from nnlo_common.data.formats._found import listed_formats
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions

@@ -1,4 +1,8 @@
-"""Standardisation of features: middle 0 and spread 1, by numbers that belong to the model from then on."""
+"""Preparation of samples: measured on those to train on, kept with the model, applied to all that it gets.
+
+A kind is a class here, which `PREPARATIONS` names, and an option of that name of `FileSource` and of
+`nnlo train`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +18,14 @@ import numpy.typing as npt
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
+from nnlo_common.data._ledger import Range
 from nnlo_common.data._source import Array
 
 __all__ = [
-    "STANDARD",
+    "PREPARATIONS",
     "STATISTICS",
     "Moments",
+    "Preparation",
     "Quantiles",
     "Standard",
     "StatisticsName",
@@ -30,9 +36,49 @@ __all__ = [
     "together",
 ]
 
-#: The file of the numbers, in the folder of a run.
-STANDARD = "standard.json"
 _Floats = npt.NDArray[np.float64]
+
+
+class Preparation(Protocol):
+    """What is measured on the samples to train on, kept with the model, and applied to all that it gets.
+
+    Attributes:
+        file: where it is kept, in the folder of a run.
+    """
+
+    file: ClassVar[str]
+
+    @staticmethod
+    def part(source: Any, pieces: Sequence[Range], asked: Any) -> list[Any]:
+        """Return what some pieces of the samples tell, as JSON can have it.
+
+        Args:
+            source: a `FileSource` of the samples to train on.
+            pieces: of them.
+            asked: the value of the option.
+        """
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[Any]], asked: Any) -> Self:
+        """Return it, of the parts of all ranks in their order.
+
+        Raises:
+            ConfigurationError: the samples do not tell it.
+        """
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the one in a file.
+
+        Raises:
+            ConfigurationError: it cannot be read, or is none.
+        """
+
+    def kept(self) -> dict[str, Any]:
+        """Return what its file has."""
+
+
+# -- standardisation of features: middle 0 and spread 1 ------------------------------------------------
 
 
 @dataclass
@@ -194,9 +240,21 @@ class Standard:
         array([-1.,  1.,  3.], dtype=float32)
     """
 
+    file: ClassVar[str] = "standard.json"
+
     def __init__(self, inputs: Sequence[Statistics | None]) -> None:
         self._inputs = list(inputs)
         self._numbers = [None if one is None else _numbers(one) for one in inputs]
+
+    @staticmethod
+    def part(source: Any, pieces: Sequence[Range], asked: StatisticsName) -> list[Any]:
+        """Return the statistics of each piece: added up one by one, they have the same bits for any ranks."""
+        return [as_lists(source.statistics(*piece, asked)) for piece in pieces]
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[Any]], asked: StatisticsName) -> Standard:  # noqa: ARG003
+        """Return the standard of the parts of all ranks."""
+        return cls.measured([from_lists(piece) for part in parts for piece in part])
 
     @classmethod
     def measured(cls, parts: Sequence[Sequence[Statistics | None]]) -> Standard:
@@ -242,6 +300,10 @@ class Standard:
             for one in self._inputs
         ]
 
+    def kept(self) -> dict[str, Any]:
+        """Return what its file has."""
+        return {"features": self.state()}
+
     @classmethod
     def load(cls, path: str | Path) -> Standard:
         """Return the standard in a file.
@@ -254,7 +316,7 @@ class Standard:
             return cls([_moments(one) for one in found["features"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{path} has no mean and spread of features ({error}); name the file {STANDARD} of a run"
+                f"{path} has no mean and spread of features ({error}); name the file {cls.file} of a run"
             ) from None
 
     def __eq__(self, other: object) -> bool:
@@ -353,3 +415,7 @@ def _moments(found: Any) -> Moments | None:
     if not len(mean) or any(one.shape != (len(mean),) or not np.isfinite(one).all() for one in arrays):
         raise ValueError("mean, spread and count are lists of as many finite numbers")
     return Moments(count, mean, spread**2 * count)
+
+
+#: The kinds by the option that asks for them, in the order in which they are measured.
+PREPARATIONS: Mapping[str, type[Preparation]] = {"standardize": Standard}
