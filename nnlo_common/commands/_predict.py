@@ -432,6 +432,9 @@ class PredictRun(UseRun):
             return
         rate = found.rows / max(found.seconds, 1e-9)
         self._say(f"{found.path}: {found.rows} samples in {found.seconds:.1f} s, {rate:.0f} per second")
+        for name, (values, unknown) in found.unknown.items():
+            if unknown:
+                self._say(f"{name}: {unknown} of {values} values are unknown, and became 0")
         if not found.figures:
             return
         for name, value in found.figures.items():

@@ -6,6 +6,8 @@ A kind is a class here, which `PREPARATIONS` names, and an option of that name o
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -24,13 +26,18 @@ from nnlo_common.data._source import Array
 __all__ = [
     "PREPARATIONS",
     "STATISTICS",
+    "Coder",
+    "Counts",
     "Moments",
+    "NewValues",
     "Preparation",
     "Quantiles",
     "Standard",
     "StatisticsName",
+    "Vocabulary",
     "as_lists",
     "changed_leaves",
+    "check_size",
     "from_lists",
     "leaves_of",
     "together",
@@ -417,5 +424,268 @@ def _moments(found: Any) -> Moments | None:
     return Moments(count, mean, spread**2 * count)
 
 
+# -- vocabularies: indices for the values in columns of categories --------------------------------------
+
+# Values of a column unless it is asked for more, and at most; one for each sample is no category.
+_MOST_VALUES, _LARGEST_VOCABULARY = 10_000, 1_000_000
+_LONGEST_TEXT = 1000
+_NUMBERS = "biu"
+
+#: A category.
+Value: TypeAlias = str | int
+#: How often each value comes, by column; None stands for all that a vocabulary does not know.
+Counts: TypeAlias = dict[str, dict[Value | None, int]]
+_Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class Coder(Protocol):
+    """What turns the values of columns into indices."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the columns."""
+
+    def indices(self, column: str, values: Array) -> _Indices:
+        """Return the index of each value."""
+
+    def values_of(self, column: str) -> Sequence[Value | None]:
+        """Return the value of each index."""
+
+
+class NewValues:
+    """Indices of the values of columns as they come, to count them before there is a vocabulary.
+
+    Args:
+        asked: names of columns; ``pid:50000`` allows for so many different values, not 10 000.
+
+    Attributes:
+        most: how many different values each column may have.
+
+    Example:
+        >>> values = NewValues(["pid"])
+        >>> values.indices("pid", np.array([211, -13, 211])).tolist(), values.values_of("pid")
+        ([1, 2, 1], [None, 211, -13])
+    """
+
+    def __init__(self, asked: Sequence[str]) -> None:
+        self.most = dict(map(_with_limit, asked))
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all values."""
+        self._known: dict[str, dict[Value, int]] = {column: {} for column in self.most}
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the columns."""
+        return [*self.most]
+
+    def indices(self, column: str, values: Array) -> _Indices:
+        """Return the index of each value: from 1, in the order in which they came first."""
+        known = self._known[column]
+        if values.dtype.kind in _NUMBERS:
+            some, place = np.unique(values, return_inverse=True)
+            found = [known.setdefault(int(one), len(known) + 1) for one in some]
+            return np.asarray(found, np.int64)[place.reshape(values.shape)]
+        texts = _texts(values)
+        if (longest := max(map(len, texts), default=0)) > _LONGEST_TEXT:
+            raise ConfigurationError(
+                f"a text of {longest} characters is no category, which has up to {_LONGEST_TEXT}; leave "
+                f"{column!r} out of vocabulary= (--vocabulary)"
+            )
+        numbers = [known.setdefault(one, len(known) + 1) for one in texts]
+        return np.asarray(numbers, np.int64).reshape(values.shape)
+
+    def values_of(self, column: str) -> Sequence[Value | None]:
+        """Return the value of each index."""
+        return [None, *self._known[column]]
+
+
+class Vocabulary:
+    """Indices of the values in columns of categories: texts, or whole numbers such as types of particles.
+
+    The values of a column become 1, 2, 3 and so on in rising order; any other becomes 0. They are ordered by
+    value and not by how often they come, so that samples with the same values have the same indices: those
+    of another fold, or of a second training that begins with these weights.
+
+    Args:
+        columns: the values of each column, and how often they came in the samples to train on.
+
+    Example:
+        >>> vocabulary = Vocabulary.measured([{"pid": {211: 3, -13: 1}}, {"pid": {22: 5}}])
+        >>> vocabulary.values_of("pid"), vocabulary.indices("pid", np.array([22, 211, 5])).tolist()
+        ([None, -13, 22, 211], [2, 3, 0])
+    """
+
+    file: ClassVar[str] = "vocabulary.json"
+
+    def __init__(self, columns: Mapping[str, Mapping[Any, int]]) -> None:
+        self._counts = {name: {one: some[one] for one in sorted(some)} for name, some in columns.items()}
+        self._known = {name: [*some] for name, some in self._counts.items()}
+        self._places = {
+            name: dict(zip(some, range(1, len(some) + 1), strict=True)) for name, some in self._known.items()
+        }
+        self._of_type: dict[tuple[str, str], tuple[int, Array]] = {}
+
+    @classmethod
+    def measured(cls, parts: Sequence[Counts], most: int | Mapping[str, int] = _MOST_VALUES) -> Vocabulary:
+        """Return the vocabulary of samples in several parts, of `FileSource.values`.
+
+        Args:
+            parts: how often each value comes in them.
+            most: how many different values a column may have: each, or by name.
+
+        Raises:
+            ConfigurationError: a column has more, both texts and numbers, or no values at all.
+        """
+        found: dict[str, Counter[Any]] = {}
+        for part in parts:
+            for name, counts in part.items():
+                found.setdefault(name, Counter()).update(counts)
+        for name, values in found.items():
+            limit = most if isinstance(most, int) else most[name]
+            check_size(name, values, limit)
+            if not values or len({isinstance(one, str) for one in values}) > 1:
+                what = "both texts and numbers" if values else "no values"
+                raise ConfigurationError(
+                    f"the column {name!r} of vocabulary= (--vocabulary) has {what} in the samples to train "
+                    "on; make the files again, or leave it out"
+                )
+        if not found:
+            raise ConfigurationError("there are no samples to take values of; name files with samples")
+        return cls(found)
+
+    @staticmethod
+    def part(source: Any, pieces: Sequence[Range], asked: Sequence[str]) -> list[Any]:
+        """Return how often each value comes in all pieces together: counts are exact in any order."""
+        found: dict[str, Counter[Any]] = {}
+        most = dict(map(_with_limit, asked))
+        for piece in pieces:
+            for name, counts in source.values(*piece).items():
+                found.setdefault(name, Counter()).update(counts)
+                check_size(name, found[name], most[name])
+        return [[name, [*map(list, counts.items())]] for name, counts in found.items()]
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[Any]], asked: Sequence[str]) -> Vocabulary:
+        """Return the vocabulary of the parts of all ranks."""
+        counts: list[Counts] = [{name: dict(some) for name, some in part} for part in parts]
+        return cls.measured(counts, dict(map(_with_limit, asked)))
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the columns."""
+        return [*self._known]
+
+    def values_of(self, column: str) -> Sequence[Value | None]:
+        """Return the value of each index, from 0; that has none."""
+        return [None, *self._known[column]]
+
+    def indices(self, column: str, values: Array) -> _Indices:
+        """Return the index of each value.
+
+        Raises:
+            ConfigurationError: the column has texts, and had numbers in the training, or the other way round.
+        """
+        numbers = values.dtype.kind in _NUMBERS
+        if numbers == isinstance(self._known[column][0], str):
+            now, then = ("whole numbers", "texts") if numbers else ("texts", "whole numbers")
+            raise ConfigurationError(
+                f"it has {now}, but had {then} in the training; read the same column as there"
+            )
+        if not numbers:
+            place = self._places[column].get
+            found = np.asarray([place(one, 0) for one in _texts(values)], np.int64)
+            return found.reshape(values.shape)
+        values = values.astype(np.uint8) if values.dtype.kind == "b" else values
+        before, known = self._as_type(column, values.dtype)
+        if not len(known):
+            return np.zeros(values.shape, np.int64)
+        places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+        return np.where(known[places] == values, places + (1 + before), 0)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self._known})"
+
+    def kept(self) -> dict[str, Any]:
+        """Return what its file has."""
+        columns = {
+            name: {"values": [*counts], "counts": [*counts.values()]} for name, counts in self._counts.items()
+        }
+        return {"columns": columns}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Return the vocabulary in a file.
+
+        Raises:
+            ConfigurationError: it cannot be read, or is none.
+        """
+        try:
+            found = parsed_json(read_whole(path, LARGEST_JSON))
+            return cls({name: _kept_counts(**one) for name, one in found["columns"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{path} has no values of columns ({error}); name the file {cls.file} of a run, or give a "
+                "list of columns to measure"
+            ) from None
+
+    def _as_type(self, column: str, dtype: np.dtype[Any]) -> tuple[int, Array]:
+        """Return the values that a type of whole numbers can have, and how many are below them."""
+        key = column, dtype.str
+        if key not in self._of_type:
+            known: list[Any] = self._known[column]
+            limits = np.iinfo(dtype)
+            low, high = bisect_left(known, limits.min), bisect_right(known, limits.max)
+            self._of_type[key] = low, np.array(known[low:high], dtype)
+        return self._of_type[key]
+
+
+def check_size(column: str, values: Mapping[Any, int], most: int) -> None:
+    """Refuse a column with more different values than it may have."""
+    if len(values) > most:
+        example = next(iter(values))
+        raise ConfigurationError(
+            f"the column {column!r} of vocabulary= (--vocabulary) has more than {most} different values, "
+            f"such as {example!r:.60}; if they are categories, write {column}:N to allow N; else leave it out"
+        )
+
+
+def _with_limit(asked: str) -> tuple[str, int]:
+    """Return the name of a column, and how many values it may have."""
+    name, colon, number = asked.rpartition(":")
+    if not (colon and name and number.isdecimal()):
+        return asked.strip("/"), _MOST_VALUES
+    if not 1 <= int(number) <= _LARGEST_VOCABULARY:
+        raise ConfigurationError(
+            f"vocabulary={asked!r} (--vocabulary): give a limit from 1 to {_LARGEST_VOCABULARY} different "
+            "values"
+        )
+    return name.strip("/"), int(number)
+
+
+def _texts(values: Array) -> list[str]:
+    """Return the texts of an array, one after the other."""
+    found: list[Any] = values.reshape(-1).tolist()
+    kinds = set(map(type, found))
+    if kinds <= {str}:
+        return found
+    if not kinds <= {str, bytes}:
+        other = next(one for one in found if not isinstance(one, str | bytes))
+        raise ConfigurationError(f"a value is {other!r:.60}, which is no text; fill or drop it")
+    return [one.decode() if isinstance(one, bytes) else str(one) for one in found]
+
+
+def _kept_counts(values: list[Any], counts: list[Any]) -> dict[Any, int]:
+    """Return how often each value came, as a file has it."""
+    kinds = {type(one) for one in values}
+    if not values or len(kinds) > 1 or not kinds <= {str, int} or {type(one) for one in counts} != {int}:
+        raise ValueError("values are texts or whole numbers, and counts whole numbers")
+    found = dict(zip(values, counts, strict=True))
+    if len(found) < len(values):
+        raise ValueError("a value comes twice")
+    return found
+
+
 #: The kinds by the option that asks for them, in the order in which they are measured.
-PREPARATIONS: Mapping[str, type[Preparation]] = {"standardize": Standard}
+PREPARATIONS: Mapping[str, type[Preparation]] = {"vocabulary": Vocabulary, "standardize": Standard}

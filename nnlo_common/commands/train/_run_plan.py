@@ -40,6 +40,7 @@ __all__ = [
     "parts",
     "prepared",
     "side_of",
+    "unknown_part",
 ]
 
 # -- folds of the samples in files: those to train on and those to validate with -----------------------
@@ -326,6 +327,19 @@ def prepared(data: Data, name: str, asked: Any, parts: Sequence[Sequence[Any]]) 
     found = PREPARATIONS[name].of_parts(parts, asked)
     also = cast(Reading, {name: found})
     return replace(data, reading={**data.reading, **also}, val_reading={**data.val_reading, **also}), found
+
+
+def unknown_part(data: Data, rank: int, ranks: int) -> dict[str, list[int]]:
+    """Return how many values a rank finds in its part of the samples to validate with, and how many unknown.
+
+    Args:
+        data: with a vocabulary.
+        rank: this one.
+        ranks: their number.
+    """
+    with closing(FileSource(data.val, **data.val_reading)) as source:
+        found = source.values(*portion(len(source), rank, ranks))
+    return {name: [sum(counts.values()), counts.get(None, 0)] for name, counts in found.items()}
 
 
 def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Data:

@@ -286,6 +286,14 @@ class Settings:
         default=False,
         reader="training",
     )
+    vocabulary: tuple[str, ...] = option(
+        DATA,
+        "columns of texts, or of whole numbers that are categories, to turn into indices from 1, by a list "
+        "kept with the run; 0: unknown. COLUMN:N allows for N different values (10000)",
+        "COLUMN",
+        (),
+        reader="all",
+    )
     standardize: StatisticsName | None = option(  # noqa: RUF009
         DATA,
         "bring each feature to mean 0 and spread 1, by numbers kept with the run; quantiles: to median 0 and "

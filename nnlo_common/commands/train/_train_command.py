@@ -33,10 +33,11 @@ from nnlo_common.commands.train._run_plan import (
     data_of,
     part_of_preparation,
     prepared,
+    unknown_part,
 )
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
-from nnlo_common.data._preparation import PREPARATIONS, Preparation
+from nnlo_common.data._preparation import PREPARATIONS, Preparation, Vocabulary
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._tree_joining import check_layout
 
@@ -122,7 +123,23 @@ class TrainRun(RankCommand):
         with job.together():
             data, found = prepared(data, name, asked, parts)
             self._prepared.append(found)
+        if isinstance(found, Vocabulary):
+            self._tell_vocabulary(data, found)
         return data
+
+    def _tell_vocabulary(self, data: Data, vocabulary: Vocabulary) -> None:
+        """Say how many values each column has, and how many others come in the validation (collective)."""
+        job, mine = self._job, dict[str, list[int]]()
+        if data.val:
+            with job.together(patient=True), adapting():
+                mine = unknown_part(data, job.rank, job.size)
+        parts = job.share(mine)
+        for name in vocabulary.columns:
+            line = f"{name}: its values become indices from 1 to {len(vocabulary.values_of(name)) - 1}"
+            if data.val:
+                met, unknown = (sum(part[name][place] for part in parts) for place in (0, 1))
+                line += f"; in the validation {unknown} of {met} values are unknown and become 0"
+            self._say(line)
 
     def claim(self) -> None:
         """Claim a folder for the run (collective)."""

@@ -16,6 +16,7 @@ from nnlo_common.data.formats._format import (
     HOW,
     LARGEST_SAMPLE,
     NUMBERS,
+    TEXT,
     FileInfo,
     OpenedFile,
     Ragged,
@@ -249,6 +250,8 @@ def _names(file: Any) -> str:
 
 def _field(path: str, dataset: Any) -> Field:
     """Return shape and type of a dataset's samples; refuse data that cannot be trained on."""
+    import h5py
+
     name = dataset.name
     if dataset.shape is None or not dataset.shape:
         what = "has no data" if dataset.shape is None else "is one number"
@@ -260,7 +263,9 @@ def _field(path: str, dataset: Any) -> Field:
             f"{path}: {name} has empty samples, of shape {dataset.shape[1:]}; name another dataset"
         )
     dtype = dataset.dtype
-    if dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
+    if h5py.check_string_dtype(dtype) is not None:
+        dtype = TEXT
+    elif dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
         raise ConfigurationError(
             f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
             "float32 or an integer type, or name another dataset"
@@ -349,7 +354,9 @@ class OpenHDF5:
         dataset = self._datasets.get(name)
         if dataset is None:
             dataset = self._datasets[name] = self._file[name]
-        if out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
+        if out.dtype == TEXT:
+            out[...] = dataset.asstr()[first:last]
+        elif out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
             _read_into(dataset, first, last, out)
         else:  # a column of an input that has several
             out[...] = dataset[first:last]
