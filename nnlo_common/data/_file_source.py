@@ -53,6 +53,7 @@ from nnlo_common.data.formats._format import (
     Format,
     OpenedFile,
     OpenFiles,
+    Ragged,
     error_numbers,
     inspect_files,
     joined_bounds,
@@ -462,7 +463,7 @@ class FileSource:
             fields.append(Field(plan.name, shape, _INDEX))
             if counts is not None:
                 fields.append(Field(f"{plan.name}_count", (), _INDEX))
-            plans[plan.column] = plan._replace(into=into, counts=counts, beside=None)
+            plans[plan.column] = ColumnPlan(plan.name, into, counts, plan.pad, raw=plan.raw)
         found.fields, found._plans, found._cache = fields, [*plans.values()], None
         return found
 
@@ -543,7 +544,7 @@ class FileSource:
                         continue
                     rows = file.ragged(plan.name, first, last)
                     if plan.raw is not None:
-                        rows = rows._replace(content=self._coder.indices(plan.column, rows.content))
+                        rows = Ragged(self._coder.indices(plan.column, rows.content), rows.counts)
                     fill_padded(rows, plan.pad, place)
                     if plan.beside and before is not None and not np.array_equal(before, rows.counts):
                         raise self._unlike(first, plan.name, before, rows.counts)
