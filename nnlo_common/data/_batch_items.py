@@ -104,6 +104,18 @@ class BatchItem:
         made, masks = self.raw(arrays, rows)
         return made if self.standard is None else self.standard.applied(made, masks)
 
+    @property
+    def taken(self) -> tuple[int, bool] | None:
+        """How many arrays it takes as they are, and whether it is that array alone; None: it changes them."""
+        if self._adaptor is not None or self.standard is not None or any(one.counted for one in self.columns):
+            return None
+        return sum(1 if one.stacked else one.stored for one in self.columns), self._is_one
+
+    @property
+    def _is_one(self) -> bool:
+        first = self.columns[0]
+        return self._alone and not (first.grouped or first.masked)
+
     def stays(self, leaves: Sequence[Array]) -> list[bool]:
         """Return which inputs of this item are not standardised: true and false, and indices of categories.
 
@@ -128,8 +140,7 @@ class BatchItem:
             if columns.masked and mask is not None:
                 some.append(mask)
                 masks.append(None)
-        first = self.columns[0]
-        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else tuple(some)
+        made: Any = some[0] if self._is_one else tuple(some)
         return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
 
     def _adapted(self, made: Any, rows: int) -> Any:

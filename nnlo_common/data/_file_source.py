@@ -359,6 +359,8 @@ class FileSource:
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return (features, labels, weights), without absent ones, from one array for each field."""
+        if self._taken is not None:
+            return tuple([arrays[one] if type(one) is int else tuple(arrays[one]) for one in self._taken])
         if not self._measured:
             raise ConfigurationError(
                 f"vocabulary={[*self._coder.columns]} names columns to measure; give Vocabulary.measured of "
@@ -580,7 +582,7 @@ class FileSource:
         )
 
     def _planned(self, pad: int | None, mask: bool) -> list[ColumnPlan]:
-        """Set the fields, and return where the numbers of each column go."""
+        """Set the fields and how items are made of them, and return where the numbers of each column go."""
         info, fields, plans = self._infos, list[Field](), list[ColumnPlan]()
         found = iter(info.fields)
         for item, column in ((one, column) for one in self._sides for column in one.columns):
@@ -607,7 +609,7 @@ class FileSource:
                 counts = first + width if ragged and field is own[-1] else None
                 raw = raws[index] if coded[index] else None
                 plans.append(ColumnPlan(field.name, place, counts, pad if ragged else None, beside, raw))
-        self.fields = fields
+        self.fields, self._taken = fields, self._taken_arrays() if self._measured else None
         there = {plan.column for plan in plans if plan.raw is not None}
         if not self._measured and (absent := [one for one in self._coder.columns if one not in there]):
             raise ConfigurationError(
@@ -615,6 +617,17 @@ class FileSource:
                 f"these have {shown(list(dict.fromkeys(plan.column for plan in plans)))}"
             )
         return plans
+
+    def _taken_arrays(self) -> list[int | slice] | None:
+        """Return the arrays of each item of a batch; None: an item is made of them."""
+        found, at = list[int | slice](), 0
+        for side in self._sides:
+            if (taken := side.taken) is None:
+                return None
+            count, alone = taken
+            found.append(at if alone else slice(at, at + count))
+            at += count
+        return found
 
     def _choose(self, chosen: Selection, samples: Any, balance: str | None, options: dict[str, Any]) -> None:
         """Set the samples to use, and their order."""
