@@ -185,7 +185,7 @@ class Batches:
     Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
     a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
     one window, a thread reads and assembles the next; so at most about three windows are in memory, however
-    large the data are.
+    large the data are. A batch is a part of its window, and keeps that in memory; copy what is kept for long.
 
     Args:
         source: of the samples.
