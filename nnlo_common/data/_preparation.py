@@ -464,7 +464,7 @@ class NewValues:
     Example:
         >>> values = NewValues(["pid"])
         >>> values.indices("pid", np.array([211, -13, 211])).tolist(), values.values_of("pid")
-        ([1, 2, 1], [None, 211, -13])
+        ([2, 1, 2], [None, -13, 211])
     """
 
     def __init__(self, asked: Sequence[str]) -> None:
@@ -481,7 +481,7 @@ class NewValues:
         return [*self.most]
 
     def indices(self, column: str, values: Array) -> _Indices:
-        """Return the index of each value: from 1, in the order in which they came first."""
+        """Return the index of each value: new ones have indices after all that came before."""
         known = self._known[column]
         if values.dtype.kind in _NUMBERS:
             some, place = np.unique(values, return_inverse=True)
