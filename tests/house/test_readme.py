@@ -182,7 +182,7 @@ def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("ranks", on_ranks)
 def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
-    files, _, _, block, _ = code("python", "docs/data.md")
+    files, _, _, block, *_ = code("python", "docs/data.md")
     shown = {}
     exec(compile(files, "data.md", "exec"), shown)
     if ranks == 1:
