@@ -195,6 +195,16 @@ def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
         assert sum(workers) == center >= 3 * 800  # passes until the progress of an epoch is made
 
 
+@pytest.mark.framework("torch")
+def test_the_guide_to_data_makes_indices_of_categories():
+    (block,) = (one for one in code("python", "docs/data.md") if "Vocabulary.measured" in one)
+    shown = {}
+    exec(compile(block, "data.md", "exec"), shown)
+    kinds = [kind.tolist() for (kind, _), _ in shown["batches"]]
+    shown["batches"].close()
+    assert sorted(kinds[0]) == [1, 1, 2, 3]
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_the_python_block_runs_on_three_ranks(tmp_path):
