@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from nnlo_common.base._cores import THREAD_VARIABLES, threads_chosen, usable_cores
 from nnlo_common.base._errors import ConfigurationError
 
 __all__ = [
-    "THREAD_VARIABLES",
     "advise_on_fork",
     "limit_threads",
-    "threads_chosen",
     "threads_per_rank",
     "why_forking_is_unsafe",
 ]
@@ -79,15 +78,6 @@ def advise_on_fork(threads: Callable[[], bool]) -> None:
     os.register_at_fork(before=advise)
 
 
-# Each library reads its variable once, at load time.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 _LOG = logging.getLogger(__name__)
 
 
@@ -114,25 +104,13 @@ def limit_threads(local_size: int, cores: int, *, env: MutableMapping[str, str] 
     if chosen is not None:
         _LOG.info("keeping %s=%d from the environment", *chosen)
         return chosen[1]
-    threads = threads_per_rank(local_size, cores, _own_cores())
+    threads = threads_per_rank(local_size, cores, usable_cores())
     import threadpoolctl
 
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     threadpoolctl.threadpool_limits(limits=threads)
     _LOG.info("%d ranks share %d cores of this host: %d threads each", local_size, cores, threads)
     return threads
-
-
-def threads_chosen(env: MutableMapping[str, str]) -> tuple[str, int] | None:
-    """Find the variable by which the user set a number of threads, and that number.
-
-    A list such as `OMP_NUM_THREADS=4,2` is for nested regions; its first entry counts.
-    """
-    for name in THREAD_VARIABLES:
-        first = env.get(name, "").split(",")[0].strip()
-        if first.isdecimal() and int(first) > 0:
-            return name, int(first)
-    return None
 
 
 def threads_per_rank(local_size: int, cores: int, own_cores: int) -> int:
@@ -146,8 +124,3 @@ def threads_per_rank(local_size: int, cores: int, own_cores: int) -> int:
         if value < 1:
             raise ConfigurationError(f"{name}={value!r}; it must be at least 1")
     return max(1, min(own_cores, cores // local_size))
-
-
-def _own_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -38,7 +38,7 @@ from nnlo_common.commands.train._python_file import adapting, asked, users_line
 from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.train._run_plan import side_of
 from nnlo_common.data import list_files
-from nnlo_common.data._standard import STANDARD
+from nnlo_common.data._preparation import PREPARATIONS
 from nnlo_common.inference import ROC, Confusion, Figure, PredictOptions, TileOptions, infer_over_tiles
 from nnlo_common.inference._running import array_share
 from nnlo_common.inference._tile_plan import job_script, planned_tiles
@@ -238,7 +238,7 @@ class UsedModel:
         from_: its weights; None: the file has them.
         settings: of the command.
         features_name: the features of its training, if it is of a run.
-        reading: how these were read there: padded, with masks, standardised.
+        reading: how these were read there: padded, with masks, and with the preparations of that run.
     """
 
     model: str
@@ -307,8 +307,9 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
             f"{path / _CONFIG} names no model; name the file of a model instead of the run"
         )
     reading = {name: config[name] for name in ("pad", "mask") if config.get(name)}
-    if (path / STANDARD).is_file():
-        reading["standardize"] = path / STANDARD
+    for option_name, kind in PREPARATIONS.items():
+        if (path / kind.file).is_file():
+            reading[option_name] = kind.load(path / kind.file)
     return UsedModel(
         model=config["model"],
         model_params={**params, **settings.model_params},
@@ -431,6 +432,9 @@ class PredictRun(UseRun):
             return
         rate = found.rows / max(found.seconds, 1e-9)
         self._say(f"{found.path}: {found.rows} samples in {found.seconds:.1f} s, {rate:.0f} per second")
+        for name, (values, unknown) in found.unknown.items():
+            if unknown:
+                self._say(f"{name}: {unknown} of {values} values are unknown, and became 0")
         if not found.figures:
             return
         for name, value in found.figures.items():

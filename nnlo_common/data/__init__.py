@@ -15,9 +15,9 @@ from nnlo_common.data._file_source import FileSource, HDF5Source, Reading
 from nnlo_common.data._leased_batches import LeasedBatches
 from nnlo_common.data._ledger import WAIT, Lease, Leases, Unanswered
 from nnlo_common.data._listing import Files, list_files
+from nnlo_common.data._preparation import Standard, Vocabulary
 from nnlo_common.data._source import Arrays, Field, Source
 from nnlo_common.data._staging import Staging
-from nnlo_common.data._standard import Standard
 
 __all__ = [
     "Arrays",
@@ -39,6 +39,7 @@ __all__ = [
     "Staging",
     "Standard",
     "Unanswered",
+    "Vocabulary",
     "WAIT",
     "epoch_order",
     "lacks_one",

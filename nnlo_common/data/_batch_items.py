@@ -10,9 +10,9 @@ import numpy as np
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._spans import stage
+from nnlo_common.data._preparation import Standard
 from nnlo_common.data._selection import NamedColumns
 from nnlo_common.data._source import Array, Field
-from nnlo_common.data._standard import Standard
 from nnlo_common.data.formats._format import FileInfo
 
 __all__ = ["Adaptor", "BatchItem", "ColumnPlan", "Names", "padded_field", "side_by_side"]
@@ -30,6 +30,7 @@ class ColumnPlan(NamedTuple):
         counts: the index of the array of its rows' lengths; None: there is none.
         pad: the entries of a ragged column's row; None: its rows are alike.
         beside: the place of this column among those of an input; None: it is the whole input.
+        raw: the values that become indices, as they are in the file; None: the column has numbers.
     """
 
     name: str
@@ -37,6 +38,12 @@ class ColumnPlan(NamedTuple):
     counts: int | None
     pad: int | None
     beside: int | None = None
+    raw: Field | None = None
+
+    @property
+    def column(self) -> str:
+        """The name of the column as users write it; in HDF5 it begins with a slash."""
+        return self.name.strip("/")
 
 
 class _Input:
@@ -50,11 +57,12 @@ class _Input:
     Attributes:
         counted: whether the lengths of their rows are known.
         masked: whether a mask follows them.
+        coded: whether they are indices of a vocabulary.
     """
 
     def __init__(self, stored: int, *, stacked: bool, grouped: bool) -> None:
         self.stored, self.stacked, self.grouped = stored, stacked, grouped
-        self.counted = self.masked = False
+        self.counted = self.masked = self.coded = False
 
     def made(self, arrays: Iterator[Array]) -> tuple[list[Array], Array | None]:
         """Return the inputs, and which of their entries are no filling."""
@@ -74,7 +82,7 @@ class BatchItem:
         groups: Sequence[int | None],
         adaptor: Adaptor | None,
     ) -> None:
-        self._name, self._adaptor = name, adaptor
+        self.name, self._adaptor = name, adaptor
         self.standard: Standard | None = None
         self._alone = isinstance(asked, str)
         sizes = iter(groups)
@@ -96,6 +104,31 @@ class BatchItem:
         made, masks = self.raw(arrays, rows)
         return made if self.standard is None else self.standard.applied(made, masks)
 
+    @property
+    def taken(self) -> tuple[int, bool] | None:
+        """How many arrays it takes as they are, and whether it is that array alone; None: it changes them."""
+        if self._adaptor is not None or self.standard is not None or any(one.counted for one in self.columns):
+            return None
+        return sum(1 if one.stacked else one.stored for one in self.columns), self._is_one
+
+    @property
+    def _is_one(self) -> bool:
+        first = self.columns[0]
+        return self._alone and not (first.grouped or first.masked)
+
+    def stays(self, leaves: Sequence[Array]) -> list[bool]:
+        """Return which inputs of this item are not standardised: true and false, and indices of categories.
+
+        Of what an adaptor has made, whole numbers count as indices if there are any.
+        """
+        coded = [one.coded for one in self.columns]
+        if self._adaptor is not None:
+            return [leaf.dtype.kind == "b" or (any(coded) and leaf.dtype.kind in "iu") for leaf in leaves]
+        each = [
+            one.coded for one in self.columns for _ in range((1 if one.stacked else one.stored) + one.masked)
+        ]
+        return [leaf.dtype.kind == "b" or kept for leaf, kept in zip(leaves, each, strict=True)]
+
     def raw(self, arrays: Iterator[Array], rows: int) -> tuple[Any, list[Array | None]]:
         """Return this item before it is standardised, and what of its inputs is no filling."""
         some: list[Array] = []
@@ -107,8 +140,7 @@ class BatchItem:
             if columns.masked and mask is not None:
                 some.append(mask)
                 masks.append(None)
-        first = self.columns[0]
-        made: Any = some[0] if self._alone and not (first.grouped or first.masked) else tuple(some)
+        made: Any = some[0] if self._is_one else tuple(some)
         return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
 
     def _adapted(self, made: Any, rows: int) -> Any:
@@ -118,14 +150,14 @@ class BatchItem:
                 made = self._adaptor(made)
         except Exception as error:
             raise ConfigurationError(
-                f"adapt_{self._name} failed on {plural(rows, 'sample')}, {_described(made)}, with "
+                f"adapt_{self.name} failed on {plural(rows, 'sample')}, {_described(made)}, with "
                 f"{type(error).__name__}: {error}; correct it, and test it with "
                 f"`HDF5Source(...).take(0, {rows})`"
             ) from error
         lengths = list(_lengths(made))
         if not lengths or set(lengths) != {rows}:
             raise ConfigurationError(
-                f"adapt_{self._name} got {plural(rows, 'sample')} and returned {_shown(lengths)}; return "
+                f"adapt_{self.name} got {plural(rows, 'sample')} and returned {_shown(lengths)}; return "
                 "an array, or a list, tuple or dictionary of arrays, with one row for each sample"
             )
         return made

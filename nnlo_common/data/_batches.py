@@ -67,7 +67,9 @@ class SpareArrays:
                     arrays.rotate(-1)
                 return found
         found = np.empty(shape, dtype)
-        if not arrays or arrays[0].shape == shape:  # a shorter last batch is not kept
+        if arrays and arrays[0].shape[0] < shape[0]:  # a short one came first
+            arrays.clear()
+        if not arrays or arrays[0].shape == shape:  # a shorter last one is not kept
             arrays.append(found)
         return found
 
@@ -183,7 +185,7 @@ class Batches:
     Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
     a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
     one window, a thread reads and assembles the next; so at most about three windows are in memory, however
-    large the data are.
+    large the data are. A batch is a part of its window, and keeps that in memory; copy what is kept for long.
 
     Args:
         source: of the samples.
@@ -367,8 +369,8 @@ class Batches:
     def _begin(self) -> None:
         """Begin with nothing in memory."""
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
-        # Of the window that is used and the one read ahead.
-        self._spare = [SpareArrays(2 * self.window + 1) for _ in self.source.fields]
+        # Of the window that is used, the one read ahead, and one of which a batch is still in use.
+        self._spare = [SpareArrays(3) for _ in self.source.fields]
         self._buffers: list[Array] = []
 
     def _window(self, epoch: int, number: int) -> _Window:
@@ -405,8 +407,13 @@ class Batches:
             rows = numbers if rows is None else numbers[rows]
         if self.bucket:
             rows = self._by_length(arrays, rows, stop - start, [self._order.seed, epoch, start, 1])
-        cuts = range(first - start, last - start, self.batch_size)
-        return [self._batch(arrays, rows, at, min(at + self.batch_size, last - start)) for at in cuts]
+        some: slice | Array = slice(first - start, last - start)
+        with stage("mix"):  # once for all batches, which are parts of these arrays
+            chosen = [
+                self._rows(*one, some if rows is None else rows[some])
+                for one in zip(arrays, self._spare, strict=True)
+            ]
+        return [self._batch(chosen, at) for at in range(0, last - first, self.batch_size)]
 
     def _window_arrays(self, rows: int, *, kept: bool) -> Sequence[Array]:
         """Return arrays to read a window into; the same as before, unless batches `kept` are parts of them.
@@ -420,14 +427,10 @@ class Batches:
             self._buffers = [field.empty(rows) for field in self.source.fields]
         return [array[:rows] for array in self._buffers]
 
-    def _batch(self, arrays: Sequence[Array], rows: Array | None, at: int, end: int) -> Any:
-        some: slice | Array = slice(at, end)
-        if rows is not None:
-            some = rows[some]
-        with stage("mix"):
-            chosen = [self._rows(*one, some) for one in zip(arrays, self._spare, strict=True)]
-            if self.bucket:
-                chosen = self._ragged.without_filling(chosen)
+    def _batch(self, arrays: Sequence[Array], at: int) -> Any:
+        chosen = [array[at : at + self.batch_size] for array in arrays]
+        if self.bucket:
+            chosen = self._ragged.without_filling(chosen)
         return self.source.assemble(chosen)
 
     @property

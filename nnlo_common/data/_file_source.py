@@ -8,6 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from copy import copy
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -29,22 +30,30 @@ from nnlo_common.data._batch_items import (
 from nnlo_common.data._ledger import Range
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
-from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
-from nnlo_common.data._source import Array, Field
-from nnlo_common.data._staging import Staging
-from nnlo_common.data._standard import (
+from nnlo_common.data._preparation import (
     STATISTICS,
+    Coder,
+    Counts,
     Moments,
+    NewValues,
     Quantiles,
     Standard,
     StatisticsName,
+    Vocabulary,
+    check_size,
     leaves_of,
     together,
 )
+from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
+from nnlo_common.data._source import Array, Field
+from nnlo_common.data._staging import Staging
 from nnlo_common.data.formats._format import (
     HOW,
+    FileInfo,
     Format,
+    OpenedFile,
     OpenFiles,
+    Ragged,
     error_numbers,
     inspect_files,
     joined_bounds,
@@ -108,7 +117,7 @@ def wait_for_file_system(path: str, error: Exception, wait_s: float) -> None:
 _MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
 # Samples of a selection that lie further apart than this are read one after the other.
 _GAP = 256
-_MEASURED_BYTES = 2**24  # read at once to take mean and spread
+_MEASURED_BYTES = 2**24  # read at once to measure what prepares samples
 
 
 class Reading(TypedDict, total=False):
@@ -124,6 +133,7 @@ class Reading(TypedDict, total=False):
     pad: int | None
     mask: bool
     check_finite: bool
+    vocabulary: Vocabulary | Sequence[str] | str | Path | None
     standardize: Standard | str | Path | None
     cache: CacheKind
     locking: bool | None
@@ -176,8 +186,11 @@ class FileSource:
             lose their last entries.
         mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
         check_finite: refuse NaN and infinity when they are read.
+        vocabulary: turns the values in columns of features and labels, texts or whole numbers, into indices
+            from 1, before `adapt_features`; 0 stands for a value that it does not know. Or the file of a run
+            that has one. Or a list of columns, whose `values` are to be measured for one.
         standardize: mean and spread to bring the features to 0 and 1 by, after `adapt_features`; or the file
-            of a run that has them. See `Standard`, and `moments`, which measures them.
+            of a run that has them. See `Standard`, and `statistics`, which measures them.
         cache: "memory": keep the decoded samples in memory, one copy for all ranks of a host, so that each is
             decoded once. "auto": do so where they are compressed and take up to a quarter of the host's free
             memory. "none": decode them in each epoch.
@@ -222,6 +235,7 @@ class FileSource:
         pad: int | None = None,
         mask: bool = False,
         check_finite: bool = False,
+        vocabulary: Vocabulary | Sequence[str] | str | Path | None = None,
         standardize: Standard | str | Path | None = None,
         cache: CacheKind = "auto",
         locking: bool | None = None,
@@ -231,15 +245,8 @@ class FileSource:
     ) -> None:
         if weights is not None and labels is None:
             raise ConfigurationError(f"weights={weights!r} were given without labels; pass labels=, too")
-        for name, adaptor in (("adapt_features", adapt_features), ("adapt_labels", adapt_labels)):
-            if adaptor is not None and not callable(adaptor):
-                raise ConfigurationError(f"{name}={adaptor!r} is not a function; give one that takes arrays")
-        if mask and pad is None:
-            raise ConfigurationError("mask=True needs pad=, the length to bring rows to; pass it, too")
-        if copy_command is not None and stage_to is None:
-            raise ConfigurationError(
-                f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
-            )
+        _check_adaptors(adapt_features=adapt_features, adapt_labels=adapt_labels)
+        _check_needs(mask=mask, pad=pad, copy_command=copy_command, stage_to=stage_to)
         self._columns = files if isinstance(files, Mapping) else None
         self.files = ("the given columns",) if isinstance(files, Mapping) else list_files(files)
         kind = self._format or format_of(self.files if self._columns is None else self._columns)
@@ -255,12 +262,14 @@ class FileSource:
             for side, names in asked.items()
             if names is not None or side == "features"
         }
-        chosen = Selection(select)
+        chosen, self._coder = Selection(select), _coder(vocabulary)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
         names = [name for side in sides.values() for request in side for name in request.names]
         try:
-            infos = inspect_files(kind, self._paths, names, locking)
+            counting = {one.strip("/") for request in sides.get("weights", ()) for one in request.names}
+            coded = {*self._coder.columns} - counting
+            infos = inspect_files(kind, self._paths, names, locking, coded)
             refuse_duplicates(self.files)
         except ConfigurationError as error:
             if self._staging is None:
@@ -287,13 +296,15 @@ class FileSource:
         self._sides[0].standard = standardize
         self.fields: Sequence[Field] = []
         self._plans = self._planned(pad, mask)
-        self.grain, self.encoded, self.how = infos[0].grain, infos[0].encoded, infos[0].how
+        self.grain, self.how = infos[0].grain, infos[0].how
+        self.encoded = infos[0].encoded or any(plan.raw is not None for plan in self._plans)
         self._samples: npt.NDArray[np.int64] | None = None
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
-        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {_state_of(self._paths)}"
+        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {_state_of(self._paths)}"
         lengths = [one.length for one in infos]
+        cache = cache if self._measured else "none"  # each process numbers new values in its own way
         self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
-        if adapt_features is not None or adapt_labels is not None:
+        if (adapt_features is not None or adapt_labels is not None) and self._measured:
             self.take(0, 1)  # reports a failing adaptor before the training
 
     def __len__(self) -> int:
@@ -348,6 +359,13 @@ class FileSource:
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return (features, labels, weights), without absent ones, from one array for each field."""
+        if self._taken is not None:
+            return tuple([arrays[one] if type(one) is int else tuple(arrays[one]) for one in self._taken])
+        if not self._measured:
+            raise ConfigurationError(
+                f"vocabulary={[*self._coder.columns]} names columns to measure; give Vocabulary.measured of "
+                "their values(), which makes the list of indices"
+            )
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
 
@@ -380,7 +398,7 @@ class FileSource:
     ) -> list[Moments | Quantiles | None]:
         """Return moments or quantiles of the inputs of the samples [start, stop), for `Standard`.
 
-        Nothing comes of no samples, and None of true and false.
+        Nothing comes of no samples, and None of true and false and of indices of categories.
         """
         found: list[Moments | Quantiles | None] = []
         rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
@@ -392,11 +410,69 @@ class FileSource:
             leaves = leaves_of(made)
             masks += [None] * (len(leaves) - len(masks))
             some: list[Moments | Quantiles | None] = [
-                None if leaf.dtype.kind == "b" else STATISTICS[by].of(leaf, mask)
-                for leaf, mask in zip(leaves, masks, strict=True)
+                None if stays else STATISTICS[by].of(leaf, mask)
+                for leaf, mask, stays in zip(leaves, masks, self._sides[0].stays(leaves), strict=True)
             ]
             found = together([found, some]) if found else some
         return found
+
+    def values(self, start: int, stop: int) -> Counts:
+        """Return how often each value of the columns of `vocabulary=` comes in the samples [start, stop).
+
+        Of a vocabulary, None stands for the values that it does not know. Only these columns are read.
+
+        Raises:
+            ConfigurationError: a column has more different values than it may have.
+        """
+        source, coder = self._only_coded(), self._coder
+        found: Counts = {plan.column: {} for plan in source._plans}
+        rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in source.fields), 1), 1)
+        for begin in range(start, stop, rows):
+            if isinstance(coder, NewValues):
+                coder.begin()
+            arrays = [field.empty(min(begin + rows, stop) - begin) for field in source.fields]
+            source.read(begin, min(begin + rows, stop), arrays)
+            for plan in source._plans:
+                indices, counts = _without_filling(plan, arrays), found[plan.column]
+                values = coder.values_of(plan.column)
+                for index, count in enumerate(np.bincount(indices.reshape(-1)).tolist()):
+                    if count:
+                        counts[values[index]] = counts.get(values[index], 0) + count
+                if isinstance(coder, NewValues):
+                    check_size(plan.column, counts, coder.most[plan.column])
+        return found
+
+    def unknown_in(self, arrays: Sequence[Array]) -> dict[str, list[int]]:
+        """Return how many values each column with a vocabulary has in some arrays, and how many unknown."""
+        found: dict[str, list[int]] = {}
+        for plan in self._plans:
+            if plan.raw is not None:
+                indices = _without_filling(plan, arrays)
+                counts = found.setdefault(plan.column, [0, 0])
+                counts[0] += indices.size
+                counts[1] += indices.size - int(np.count_nonzero(indices))
+        return found
+
+    def _only_coded(self) -> FileSource:
+        """Return this source with no columns but those that become indices, each once."""
+        found, fields, plans = copy(self), list[Field](), dict[str, ColumnPlan]()
+        for plan in self._plans:
+            if plan.raw is None or plan.column in plans:
+                continue
+            shape, into, counts = plan.raw.shape, len(fields), None
+            if plan.pad is not None:
+                shape, counts = (plan.pad, *shape), into + 1
+            fields.append(Field(plan.name, shape, _INDEX))
+            if counts is not None:
+                fields.append(Field(f"{plan.name}_count", (), _INDEX))
+            plans[plan.column] = ColumnPlan(plan.name, into, counts, plan.pad, raw=plan.raw)
+        found.fields, found._plans, found._cache = fields, [*plans.values()], None
+        return found
+
+    @property
+    def _measured(self) -> bool:
+        """Whether its vocabulary is one, and not a list of columns."""
+        return not isinstance(self._coder, NewValues)
 
     def close(self) -> None:
         """Close all files, release staged copies and memory; the source must not be read afterwards."""
@@ -466,9 +542,11 @@ class FileSource:
                     place = place[..., plan.beside]
                 try:
                     if plan.pad is None:
-                        file.read(plan.name, first, last, place)
+                        self._read_column(file, plan, first, last, place)
                         continue
                     rows = file.ragged(plan.name, first, last)
+                    if plan.raw is not None:
+                        rows = Ragged(self._coder.indices(plan.column, rows.content), rows.counts)
                     fill_padded(rows, plan.pad, place)
                     if plan.beside and before is not None and not np.array_equal(before, rows.counts):
                         raise self._unlike(first, plan.name, before, rows.counts)
@@ -477,6 +555,14 @@ class FileSource:
                         out[plan.counts][:] = np.minimum(rows.counts, plan.pad)
                 except Exception as error:  # the libraries raise any type of exception for damaged files
                     raise _ColumnError(plan.name, error) from None
+
+    def _read_column(self, file: OpenedFile, plan: ColumnPlan, first: int, last: int, out: Array) -> None:
+        if plan.raw is None:
+            file.read(plan.name, first, last, out)
+            return
+        values = plan.raw.empty(last - first)
+        file.read(plan.name, first, last, values)
+        out[...] = self._coder.indices(plan.column, values)
 
     def _unreadable(self, error: Exception, part: int, first: int, last: int, name: str) -> NNLOError:
         what = f"{self.files[part]}: samples {first} to {last - 1} of {name} cannot be read"
@@ -496,11 +582,20 @@ class FileSource:
         )
 
     def _planned(self, pad: int | None, mask: bool) -> list[ColumnPlan]:
-        """Set the fields, and return where the numbers of each column go."""
+        """Set the fields and how items are made of them, and return where the numbers of each column go."""
         info, fields, plans = self._infos, list[Field](), list[ColumnPlan]()
         found = iter(info.fields)
-        for column in (column for side in self._sides for column in side.columns):
-            own = [next(found) for _ in range(column.stored)]
+        for item, column in ((one, column) for one in self._sides for column in one.columns):
+            raws = [next(found) for _ in range(column.stored)]
+            coded = [item.name != "weights" and one.name.strip("/") in self._coder.columns for one in raws]
+            own = [_index_field(info, one) if code else one for one, code in zip(raws, coded, strict=True)]
+            column.coded = any(coded)
+            if column.stacked and column.coded and not all(coded):
+                names = [raws[coded.index(one)].name for one in (True, False)]
+                raise ConfigurationError(
+                    f"{item.name}: {names[0]} becomes indices by vocabulary= (--vocabulary), but is beside "
+                    f"{names[1]} in one input; name it apart, as an input of its own"
+                )
             ragged = own[0].name in info.ragged
             if ragged:
                 own = [padded_field(info, field, pad) for field in own]
@@ -512,9 +607,27 @@ class FileSource:
             for index, field in enumerate(own):
                 place, beside = (first, index) if column.stacked else (first + index, None)
                 counts = first + width if ragged and field is own[-1] else None
-                plans.append(ColumnPlan(field.name, place, counts, pad if ragged else None, beside))
-        self.fields = fields
+                raw = raws[index] if coded[index] else None
+                plans.append(ColumnPlan(field.name, place, counts, pad if ragged else None, beside, raw))
+        self.fields, self._taken = fields, self._taken_arrays() if self._measured else None
+        there = {plan.column for plan in plans if plan.raw is not None}
+        if not self._measured and (absent := [one for one in self._coder.columns if one not in there]):
+            raise ConfigurationError(
+                f"vocabulary= (--vocabulary) names {absent[0]!r}, no column of features= or labels=; "
+                f"these have {shown(list(dict.fromkeys(plan.column for plan in plans)))}"
+            )
         return plans
+
+    def _taken_arrays(self) -> list[int | slice] | None:
+        """Return the arrays of each item of a batch; None: an item is made of them."""
+        found, at = list[int | slice](), 0
+        for side in self._sides:
+            if (taken := side.taken) is None:
+                return None
+            count, alone = taken
+            found.append(at if alone else slice(at, at + count))
+            at += count
+        return found
 
     def _choose(self, chosen: Selection, samples: Any, balance: str | None, options: dict[str, Any]) -> None:
         """Set the samples to use, and their order."""
@@ -571,6 +684,58 @@ class HDF5Source(FileSource):
     """The samples of a list of HDF5 files, whatever their names; see `FileSource`."""
 
     _format: ClassVar[Format | None] = HDF5()
+
+
+def _check_adaptors(**adaptors: Adaptor | None) -> None:
+    for name, adaptor in adaptors.items():
+        if adaptor is not None and not callable(adaptor):
+            raise ConfigurationError(f"{name}={adaptor!r} is not a function; give one that takes arrays")
+
+
+def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | None, stage_to: Any) -> None:
+    if mask and pad is None:
+        raise ConfigurationError("mask=True needs pad=, the length to bring rows to; pass it, too")
+    if copy_command is not None and stage_to is None:
+        raise ConfigurationError(
+            f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
+        )
+
+
+_INDEX = np.dtype(np.int64)  # what embeddings of the frameworks take
+
+
+def _coder(vocabulary: Vocabulary | Sequence[str] | str | Path | None) -> Coder:
+    """Return what turns columns into indices; without a vocabulary, none."""
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    if isinstance(vocabulary, str | Path):
+        return Vocabulary.load(vocabulary)
+    names = list(vocabulary or ())
+    if not all(isinstance(one, str) and one.strip("/") for one in names):
+        raise ConfigurationError(
+            f"vocabulary={vocabulary!r:.80}: give a Vocabulary, the file of one, or a list of columns"
+        )
+    return NewValues(names) if names else Vocabulary({})
+
+
+def _index_field(info: FileInfo, field: Field) -> Field:
+    """Return the field of a column that becomes indices."""
+    if field.dtype.kind == "f":
+        raise ConfigurationError(
+            f"{info.path}: {field.name} has the type {field.dtype}, but vocabulary= (--vocabulary) is for "
+            "texts and whole numbers; leave it out, or make whole numbers of it in the files"
+        )
+    return Field(field.name, field.shape, _INDEX)
+
+
+def _without_filling(plan: ColumnPlan, arrays: Sequence[Array]) -> Array:
+    """Return the entries of a column, one after the other, without those that fill up rows."""
+    array = arrays[plan.into]
+    if plan.beside is not None:
+        array = array[..., plan.beside]
+    if plan.counts is None or plan.pad is None:
+        return array
+    return array[np.arange(plan.pad) < arrays[plan.counts][:, None]]
 
 
 def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:

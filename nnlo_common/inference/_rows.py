@@ -17,7 +17,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +224,8 @@ class Prediction:
         missing: pieces that other jobs of an array have yet to do; the figures and the file come with the
             last.
         seconds: how long it took.
+        unknown: of each column with a vocabulary, how many values there are, and how many of them it does
+            not know; they came with the figures.
 
     Example:
         >>> Prediction(rows=3, outputs=np.zeros(3)).path is None
@@ -236,6 +238,7 @@ class Prediction:
     figures: Mapping[str, Any] = field(default_factory=dict)
     missing: int = 0
     seconds: float = 0.0
+    unknown: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def sink_class(path: Path | None) -> type[Sink]:
@@ -442,7 +445,18 @@ def predict_rows(
         figures=results(options.figures, told["notes"]) if told["notes"] else {},
         missing=told["missing"],
         seconds=time.perf_counter() - began_s,
+        unknown=_added_counts(note.get("unknown", {}) for note in told["notes"]),
     )
+
+
+def _added_counts(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Return the sums of several lists of counts, by name."""
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        for name, counts in part.items():
+            before = found.get(name, [0] * len(counts))
+            found[name] = [one + other for one, other in zip(before, counts, strict=True)]
+    return found
 
 
 def _kept(keep: Sequence[str] | Mapping[str, Any], files: Any, rows: int, reading: Reading) -> Any:
@@ -608,9 +622,13 @@ class _RowWork:
         start, stop = rows.span(piece)
         self._out.begin(piece)
         sums: dict[str, dict[str, Any]] = {name: {} for name in rows.options.figures}
+        unknown: list[Mapping[str, Sequence[int]]] = []
+        count = getattr(rows.source, "unknown_in", None)
         for at in range(start, stop, self._slab):
             slab = at, min(at + self._slab, stop)
             arrays, kept = self._reading.get(slab, then=self._next(slab, stop, following))
+            if count is not None:
+                unknown.append(count(arrays))
             for first in range(*slab, rows.batch):
                 last = min(first + rows.batch, slab[1])
                 some = slice(first - at, last - at)
@@ -623,7 +641,7 @@ class _RowWork:
         assert under_way is not None
         self._end(*under_way, sums)
         self._write()
-        note = {"rows": stop - start, "sums": as_json(sums)}
+        note = {"rows": stop - start, "sums": as_json(sums), "unknown": _added_counts(unknown)}
         self._out.end(piece, note)
         yield
 

@@ -23,6 +23,7 @@ from nnlo_common import (
     ProtocolError,
     StartupError,
 )
+from nnlo_common.base._cores import THREAD_VARIABLES, threads_chosen
 from nnlo_common.cluster import _connecting
 from nnlo_common.cluster._aborting import describe_failure
 from nnlo_common.cluster._connecting import (
@@ -33,7 +34,7 @@ from nnlo_common.cluster._connecting import (
     find_launch,
     require_threads,
 )
-from nnlo_common.cluster._threads import THREAD_VARIABLES, limit_threads, threads_chosen, threads_per_rank
+from nnlo_common.cluster._threads import limit_threads, threads_per_rank
 from nnlo_common.cluster.transport._mpi4py import cuda_aware, one_line
 from nnlo_common.protocol._messages import Frame, decode
 from tests.helpers.jobs import alone, mpiexec, running_mpi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import Arrays, Batches, Blocks, Field, Leases, Prefetch, portion
+from nnlo_common.data import Arrays, Batches, Blocks, Field, FileSource, Leases, Prefetch, portion
 from tests.helpers.threads import no_new_threads
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=6)
@@ -314,3 +315,24 @@ def test_the_next_window_is_read_while_a_batch_is_computed():
 
 def test_a_field_knows_its_bytes():
     assert Field("x", (), np.dtype("f8")).row_bytes == 8
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_small_batch_takes_few_calls(shuffle):
+    """The time of small batches is that of Python: what can be done for a whole window is."""
+    columns = {"x": np.zeros((2000, 3), "f4"), "y": np.zeros(2000)}
+    source, calls = FileSource(columns, features="x", labels="y"), 0
+    batches = Batches(source, batch_size=10, window=100, shuffle=shuffle)
+    batches._read(batches._window(0, 0))
+
+    def counted(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        batches._read(batches._window(0, 1))
+    finally:
+        sys.setprofile(before)
+    assert calls / 100 < 8

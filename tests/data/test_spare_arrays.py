@@ -42,6 +42,13 @@ def test_another_shape_has_an_array_of_its_own():
     assert spare.get((3,), FLOAT).shape == (3,)
 
 
+def test_a_longer_array_takes_the_place_of_shorter_ones():
+    spare = SpareArrays(most=3)
+    spare.get((1, 2), FLOAT)
+    places = {spare.get((9, 2), FLOAT).__array_interface__["data"][0] for _ in range(5)}
+    assert len(places) == 1
+
+
 def test_batches_that_are_held_keep_their_numbers():
     rows = np.arange(1000 * 7, dtype=np.float32).reshape(1000, 7)
     batches = Batches(Arrays(rows, rows[:, 0].copy()), batch_size=6, shuffle=True, block=5, window=4)

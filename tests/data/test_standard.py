@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
 from nnlo_common.data import FileSource, Standard
-from nnlo_common.data._standard import Moments, Quantiles, as_lists, from_lists
+from nnlo_common.data._preparation import Moments, Quantiles, as_lists, from_lists
 from nnlo_common.data.formats._format import Ragged
 from nnlo_common.data.formats._table import fill_padded
 

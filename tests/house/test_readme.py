@@ -182,7 +182,7 @@ def test_the_guide_to_data_trains_with_keras(tmp_path, monkeypatch, back_end):
 @pytest.mark.framework("torch")
 @pytest.mark.parametrize("ranks", on_ranks)
 def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
-    files, _, _, block, _ = code("python", "docs/data.md")
+    files, _, _, block, *_ = code("python", "docs/data.md")
     shown = {}
     exec(compile(files, "data.md", "exec"), shown)
     if ranks == 1:
@@ -193,6 +193,16 @@ def test_the_guide_to_data_trains_with_torch(ranks, tmp_path, monkeypatch):
         told = run(f"{block}\n{end}\n", tmp_path, {})
         *workers, center = sorted(map(int, told.split()))
         assert sum(workers) == center >= 3 * 800  # passes until the progress of an epoch is made
+
+
+@pytest.mark.framework("torch")
+def test_the_guide_to_data_makes_indices_of_categories():
+    (block,) = (one for one in code("python", "docs/data.md") if "Vocabulary.measured" in one)
+    shown = {}
+    exec(compile(block, "data.md", "exec"), shown)
+    kinds = [kind.tolist() for (kind, _), _ in shown["batches"]]
+    shown["batches"].close()
+    assert sorted(kinds[0]) == [1, 1, 2, 3]
 
 
 @pytest.mark.mpi

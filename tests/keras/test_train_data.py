@@ -13,6 +13,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 pa = pytest.importorskip("pyarrow", reason="the environment for MPICH has no readers of files")
 import pyarrow.parquet as pq  # noqa: E402
 
+from nnlo_common.commands._cli import main  # noqa: E402
 from tests.helpers.train_command import told, train  # noqa: E402
 
 pytestmark = [
@@ -85,3 +86,32 @@ def test_layers_have_rates_of_their_own(found):
     np.testing.assert_allclose(weights["lars"][1], weights["plain"][1], rtol=1e-5)
     for larc, plain in zip(weights["larc"], weights["plain"], strict=True):
         np.testing.assert_allclose(larc, plain, rtol=1e-5)
+
+
+OF_KINDS = """
+import keras
+
+def get_model():
+    kind = keras.Input((), dtype="int64")
+    return keras.Model(kind, keras.layers.Softmax()(keras.layers.Embedding(6, 2)(kind)))
+"""
+
+
+def test_whole_numbers_are_trained_on_and_predicted_by_one_vocabulary(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw, columns = np.random.default_rng(0), {}
+    for name, known in (("a", [-13, 11, 211]), ("val", [11, 22, 211])):
+        columns[name] = {"pid": draw.choice(known, 40), "label": draw.integers(0, 2, 40)}
+        pq.write_table(pa.table(columns[name]), f"{name}.parquet", row_group_size=7)
+    Path("net.py").write_text(OF_KINDS)
+    words = [*WORDS[:6], "--features-name", "pid", "--labels-name", "label", "--vocabulary", "pid"]
+    data = ("--train", "a.parquet", "--val", "val.parquet")
+    assert train(*words, "--run", "r", data=data) == 0
+    pids = columns["val"]["pid"]
+    unknown = int((pids == 22).sum())
+    assert f"in the validation {unknown} of 40 values are unknown" in capsys.readouterr().out
+    assert main(["predict", "r", "--data", "val.parquet", "--out", "p.npy"]) == 0
+    assert f"pid: {unknown} of 40 values are unknown, and became 0" in capsys.readouterr().out
+    model = keras.models.load_model("r/model.keras")
+    wanted = model.predict(np.select([pids == 11, pids == 211], [2, 3], 0), verbose=0)
+    np.testing.assert_allclose(np.load("p.npy"), wanted, atol=1e-6)

@@ -22,7 +22,7 @@ from nnlo_common import (
     PeerLostError,
     Synchronous,
 )
-from nnlo_common.cluster._threads import THREAD_VARIABLES
+from nnlo_common.base._cores import THREAD_VARIABLES
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.protocol import Kind, Lost, Message, Received
 from nnlo_common.testing import InjectedFault, MemoryCluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -235,6 +236,107 @@ def test_rare_classes_are_trained_on_as_often_and_validated_as_they_are(columns)
     # Of a rare class each sample comes as often as the others, or once more.
     assert history["loss"][0] == pytest.approx(np.mean(found[""][0]), rel=0.02)
     assert history["val_loss"][0] == pytest.approx(found["val_"][1], rel=1e-4)
+
+
+OF_KINDS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kind = torch.nn.Embedding(6, 2)
+        self.out = torch.nn.Linear(1, 2)
+
+    def forward(self, kind, pt):
+        return self.kind(kind) + self.out(pt[:, None])
+
+get_model = Net
+"""
+KINDS = ["--model", "kinds.py", "--loss", "cross_entropy", "--labels-name", "label"]
+KINDS += ["--features-name", "kind", "pt", "--vocabulary", "kind", "--standardize"]
+
+
+@pytest.fixture
+def kinds():
+    """Return the columns of a Parquet file to train on, and of one with a kind that it has not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    draw, found = np.random.default_rng(0), {}
+    for name, known in (("a", ["mu", "e", "tau", "pi"]), ("val", ["e", "nu", "pi"])):
+        found[name] = {
+            "kind": draw.choice(known, 70),
+            "pt": draw.gamma(2, 30, 70),
+            "label": draw.integers(0, 2, 70),
+        }
+        pq.write_table(pa.table(found[name]), f"{name}.parquet", row_group_size=9)
+    Path("kinds.py").write_text(OF_KINDS)
+    return found
+
+
+def outputs_of_kinds(run, kinds, pt):
+    module = {}
+    exec(OF_KINDS, module)
+    model = module["Net"]()
+    model.load_state_dict(torch.load(f"{run}/weights.pt", weights_only=True))
+    known = ["", "e", "mu", "pi", "tau"]
+    numbers = torch.tensor([known.index(one) if one in known else 0 for one in kinds])
+    return model(numbers, torch.as_tensor(pt.astype("f4"))).detach().numpy()
+
+
+def test_texts_are_trained_on_validated_and_predicted_by_one_vocabulary(kinds, capsys):
+    data = ("--train", "a.parquet", "--val", "val.parquet")
+    assert train(*KINDS, "--learning-rate", "1e-30", "--run", "r", data=data) == 0
+    unknown = int((kinds["val"]["kind"] == "nu").sum())
+    assert unknown
+    line = f"kind: its values become indices from 1 to 4; in the validation {unknown} of 70 values are"
+    assert line in capsys.readouterr().out
+    names, counts = np.unique(kinds["a"]["kind"], return_counts=True)
+    kept = json.loads(Path("r/vocabulary.json").read_text())["columns"]["kind"]
+    assert kept == {"values": names.tolist(), "counts": counts.tolist()}
+    pt = kinds["a"]["pt"]
+    found = outputs_of_kinds("r", kinds["val"]["kind"], (kinds["val"]["pt"] - pt.mean()) / pt.std())
+    expected = losses(found, kinds["val"]["label"]).mean()
+    assert told("r")["center"]["val_loss"] == pytest.approx([expected], rel=1e-4)
+    assert main(["predict", "r", "--data", "val.parquet", "--out", "p.h5"]) == 0
+    assert f"kind: {unknown} of 70 values are unknown, and became 0" in capsys.readouterr().out
+    with h5py.File("p.h5") as file:
+        np.testing.assert_allclose(file["prediction"][:], found, atol=1e-5)
+
+
+def test_a_fold_has_the_values_of_its_training_part_only(kinds, capsys):
+    data = ("--train", "a.parquet")
+    assert train(*KINDS, "--hold-out", "0.5", "--run", "r", data=data) == 0
+    kept = json.loads(Path("r/vocabulary.json").read_text())["columns"]["kind"]
+    assert sum(kept["counts"]) == 35
+    assert "of 35 values are unknown and become 0" in capsys.readouterr().out
+
+
+@pytest.mark.mpi
+def test_three_ranks_have_the_vocabulary_of_one_process(kinds):
+    data = ("--train", "a.parquet", "--val", "val.parquet")
+    words = [*KINDS, *data, "--mode", "synchronous", "--servers", "0", "--batch", "25", "--run", "three"]
+    done = started(*words, framework="torch")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("become indices from 1 to 4; in the validation") == 1
+    assert train(*KINDS, "--run", "one", data=data) == 0
+    for name in ("vocabulary.json", "standard.json"):
+        assert Path("three", name).read_bytes() == Path("one", name).read_bytes()
+
+
+REFUSED_VOCABULARIES = {
+    "pt": "pt has the type float64, but vocabulary= .--vocabulary. is for texts and whole numbers",
+    "colour": "names 'colour', no column of features= or labels=; these have 'kind', 'pt', 'label'",
+    "kind:3": "'kind' .* has more than 3 different values, such as .*write kind:N to allow N",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED_VOCABULARIES)
+def test_what_is_no_category_is_refused(kinds, asked, capsys):
+    words = [*KINDS, "--vocabulary", *dict.fromkeys(["kind", asked]), "--train", "a.parquet", "--batch", "9"]
+    assert main(["train", *words]) == 2
+    assert re.search(REFUSED_VOCABULARIES[asked], capsys.readouterr().err)
+    assert not Path("runs").exists()
 
 
 REFUSED = {

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnlo_common.base._cores import THREAD_VARIABLES, threads_chosen
 from nnlo_common.cluster._connecting import SWITCH, Launch
 from nnlo_common.cluster._hosts import Place, crowded_hosts, describe_here
-from nnlo_common.cluster._threads import THREAD_VARIABLES, threads_chosen, threads_per_rank
+from nnlo_common.cluster._threads import threads_per_rank
 from nnlo_common.commands.doctor._link_speed import LinkSpeed
 from nnlo_common.commands.train._model_file import chosen_back_end
 from nnlo_common.training.report._facts_writer import versions

@@ -21,11 +21,11 @@ from nnlo_common.commands.train._model_file import Loaded
 from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
-from nnlo_common.data import FileSource, Reading, Standard, list_files, portion
+from nnlo_common.data import FileSource, Reading, list_files, portion
 from nnlo_common.data._listing import without_tree
+from nnlo_common.data._preparation import PREPARATIONS, Preparation
 from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
-from nnlo_common.data._standard import StatisticsName, as_lists, from_lists
 from nnlo_common.data.formats._found import format_of
 from nnlo_common.search.block._folds import Indices, split
 from nnlo_common.training._scaling import scale_lr
@@ -36,10 +36,11 @@ __all__ = [
     "check_exchanges",
     "check_files",
     "data_of",
-    "part_of_statistics",
+    "part_of_preparation",
     "parts",
+    "prepared",
     "side_of",
-    "standardized",
+    "unknown_part",
 ]
 
 # -- folds of the samples in files: those to train on and those to validate with -----------------------
@@ -119,7 +120,7 @@ class Data:
             return len(source)
 
 
-# Of the samples, to take mean and spread of.
+# Of the samples to train on, to measure what prepares them.
 _PIECES = 64
 #: Losses by the names of the other framework: named and not taken, since what they expect of the model may
 #: differ. PyTorch's cross entropy takes logits, Keras' by default probabilities.
@@ -310,25 +311,35 @@ def data_of(settings: Settings, loaded: Loaded) -> Data:
     return Data(train=files["--train"], val=files["--val"], reading=reading, val_reading=reading)
 
 
-def part_of_statistics(data: Data, by: StatisticsName, rank: int, ranks: int) -> list[Any]:
-    """Return what a rank finds of middle and spread of the features, in its pieces of the training samples.
+def part_of_preparation(data: Data, name: str, asked: Any, rank: int, ranks: int) -> list[Any]:
+    """Return what a rank finds, in its pieces of the training samples, for a preparation.
 
     The pieces are the same for any number of ranks, so that the sums have the same bits.
     """
     with closing(FileSource(data.train, **data.reading)) as source:
         first, last = portion(_PIECES, rank, ranks)
         pieces = [portion(len(source), piece, _PIECES) for piece in range(first, last)]
-        return [as_lists(source.statistics(*piece, by)) for piece in pieces]
+        return PREPARATIONS[name].part(source, pieces, asked)
 
 
-def standardized(data: Data, parts: Sequence[Sequence[Any]]) -> tuple[Data, Standard]:
-    """Return the data with standardised features, and the standard, from the pieces of all ranks."""
-    standard = Standard.measured([from_lists(piece) for part in parts for piece in part])
-    return replace(
-        data,
-        reading={**data.reading, "standardize": standard},
-        val_reading={**data.val_reading, "standardize": standard},
-    ), standard
+def prepared(data: Data, name: str, asked: Any, parts: Sequence[Sequence[Any]]) -> tuple[Data, Preparation]:
+    """Return the data with a preparation, and that, from the parts of all ranks."""
+    found = PREPARATIONS[name].of_parts(parts, asked)
+    also = cast(Reading, {name: found})
+    return replace(data, reading={**data.reading, **also}, val_reading={**data.val_reading, **also}), found
+
+
+def unknown_part(data: Data, rank: int, ranks: int) -> dict[str, list[int]]:
+    """Return how many values a rank finds in its part of the samples to validate with, and how many unknown.
+
+    Args:
+        data: with a vocabulary.
+        rank: this one.
+        ranks: their number.
+    """
+    with closing(FileSource(data.val, **data.val_reading)) as source:
+        found = source.values(*portion(len(source), rank, ranks))
+    return {name: [sum(counts.values()), counts.get(None, 0)] for name, counts in found.items()}
 
 
 def _folded(files: tuple[str, ...], reading: Reading, settings: Settings) -> Data:

@@ -24,7 +24,7 @@ from nnlo_common.commands.train._option import (
     options_of,
 )
 from nnlo_common.data._memory_cache import CACHES, CacheKind
-from nnlo_common.data._standard import StatisticsName
+from nnlo_common.data._preparation import StatisticsName
 from nnlo_common.data.formats._found import listed_formats
 from nnlo_common.training._early_stopping import Target
 from nnlo_common.training._rank_options import RANK_OPTIONS, RankOptions
@@ -285,6 +285,14 @@ class Settings:
         "make batches of rows of like length, each filled up to its own longest only",
         default=False,
         reader="training",
+    )
+    vocabulary: tuple[str, ...] = option(
+        DATA,
+        "columns of texts, or of whole numbers that are categories, to turn into indices from 1, by a list "
+        "kept with the run; 0: unknown. COLUMN:N allows for N different values (10000)",
+        "COLUMN",
+        (),
+        reader="all",
     )
     standardize: StatisticsName | None = option(  # noqa: RUF009
         DATA,

@@ -31,13 +31,13 @@ from nnlo_common.commands.train._run_plan import (
     check_exchanges,
     check_files,
     data_of,
-    part_of_statistics,
-    standardized,
+    part_of_preparation,
+    prepared,
+    unknown_part,
 )
 from nnlo_common.commands.train._settings import Settings
 from nnlo_common.commands.train._trainer import Trainer
-from nnlo_common.data import Standard
-from nnlo_common.data._standard import STANDARD, StatisticsName
+from nnlo_common.data._preparation import PREPARATIONS, Preparation, Vocabulary
 from nnlo_common.training._rank_parts import say, speaks
 from nnlo_common.training._tree_joining import check_layout
 
@@ -61,10 +61,10 @@ class TrainRun(RankCommand):
     trainer: Trainer
     settings: Settings
     kept: int | None = None
-    _standard: Standard | None = None
 
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         super().__init__(job)
+        self._prepared: list[Preparation] = []
         self._watch, self._began_s = watch, time.perf_counter()
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
@@ -103,8 +103,9 @@ class TrainRun(RankCommand):
             loaded = load_model(settings, path)
             self._name, self.module = loaded.name, loaded.module
             data = data_of(settings, loaded)
-        if settings.standardize is not None:
-            data = self._standardized(data, settings.standardize)
+        for name in PREPARATIONS:
+            if asked := getattr(settings, name):
+                data = self._measure(data, name, asked)
         with job.together(), adapting():
             plan = RunPlan(settings=settings, loaded=loaded, data=data, watch=self._watch)
             self.trainer = plug_in(loaded.framework).prepare(plan)
@@ -113,15 +114,32 @@ class TrainRun(RankCommand):
         with job.together():  # a wrapper refuses alike on all ranks
             self.trainer.join()
 
-    def _standardized(self, data: Data, by: StatisticsName) -> Data:
-        """Return the data with standardised features; each rank looks at its part of the samples, once."""
+    def _measure(self, data: Data, name: str, asked: Any) -> Data:
+        """Return the data with a preparation; each rank looks at its part of the samples, once."""
         job, mine = self._job, list[Any]()
         with job.together(patient=True), adapting():
-            mine = part_of_statistics(data, by, job.rank, job.size)
+            mine = part_of_preparation(data, name, asked, job.rank, job.size)
         parts = job.share(mine)
         with job.together():
-            data, self._standard = standardized(data, parts)
+            data, found = prepared(data, name, asked, parts)
+            self._prepared.append(found)
+        if isinstance(found, Vocabulary):
+            self._tell_vocabulary(data, found)
         return data
+
+    def _tell_vocabulary(self, data: Data, vocabulary: Vocabulary) -> None:
+        """Say how many values each column has, and how many others come in the validation (collective)."""
+        job, mine = self._job, dict[str, list[int]]()
+        if data.val:
+            with job.together(patient=True), adapting():
+                mine = unknown_part(data, job.rank, job.size)
+        parts = job.share(mine)
+        for name in vocabulary.columns:
+            line = f"{name}: its values become indices from 1 to {len(vocabulary.values_of(name)) - 1}"
+            if data.val:
+                met, unknown = (sum(part[name][place] for part in parts) for place in (0, 1))
+                line += f"; in the validation {unknown} of {met} values are unknown and become 0"
+            self._say(line)
 
     def claim(self) -> None:
         """Claim a folder for the run (collective)."""
@@ -131,8 +149,8 @@ class TrainRun(RankCommand):
                 config = config_text(settings, self.trainer.learning_rate)
                 self.folder, resumes = claim(settings, self._name, config)
                 self._fresh = not resumes
-            if job.speaks and self._standard is not None:
-                write_json(self.folder / STANDARD, {"features": self._standard.state()})
+            for one in self._prepared if job.speaks else ():
+                write_json(self.folder / one.file, one.kept())
         self.folder = Path(job.share(str(self.folder))[0])
 
     def train(self) -> Mapping[str, list[float]]:

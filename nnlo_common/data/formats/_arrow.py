@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.data.formats._format import Ragged
+from nnlo_common.data.formats._format import TEXT, Ragged
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
 
 __all__ = ["Arrow", "Parquet"]
@@ -149,6 +149,8 @@ def _column(kind: Any) -> Column:
         kind = _stored(kind.value_type)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return Column(np.dtype(kind.to_pandas_dtype()), tuple(shape), ragged)
+    if _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        return Column(TEXT, tuple(shape), ragged)
     return Column(refused=f"has the type {kind}")
 
 
@@ -159,8 +161,27 @@ def _stored(kind: Any) -> Any:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _texts(array: Any) -> Any:
+    """Return the texts of a column; equal ones are one object."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    known = np.array([*array.dictionary.to_pylist(), None], object)
+    places = array.indices.to_numpy(zero_copy_only=False)
+    if len(places) and not 0 <= places.min() <= places.max() < len(known) - 1:
+        raise ValueError("an index is beyond its dictionary")
+    return known[places]
+
+
 def _numbers(array: Any) -> Piece:
-    """Return the numbers of a column; missing ones are NaN, where there is NaN."""
+    """Return the numbers or texts of a column; missing numbers are NaN, where there is NaN."""
     import pyarrow as pa
 
     if isinstance(array.type, pa.BaseExtensionType):
@@ -179,6 +200,8 @@ def _numbers(array: Any) -> Piece:
         return content.reshape((len(array), kind.list_size, *content.shape[1:]))
     if not pa.types.is_floating(kind):
         _refuse_missing(array)
+    if pa.types.is_dictionary(kind) or _is_text(kind):
+        return np.asarray(_texts(array))
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 

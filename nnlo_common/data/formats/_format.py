@@ -7,7 +7,7 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ __all__ = [
     "OpenFiles",
     "OpenedFile",
     "Ragged",
+    "TEXT",
+    "TEXTS",
     "as_configuration",
     "error_numbers",
     "inspect_files",
@@ -40,6 +42,8 @@ __all__ = [
 HOW = "features= and labels= (--features-name and --labels-name)"
 #: The kinds of NumPy's types that can be trained on.
 NUMBERS = "biuf"
+#: The kinds of NumPy's types that hold texts, and what is read of them; they become indices by a vocabulary.
+TEXTS, TEXT = "OSTU", np.dtype(object)
 LARGEST_SAMPLE = 16 * 2**30
 _SHOWN = 8  # names in a message
 _REPORTED = 3  # bad files in a message
@@ -68,7 +72,7 @@ class FileInfo:
         path: of the file.
         length: the number of samples.
         fields: one for each column, with its full name; those of a group in alphabetical order. The shape of
-            a ragged column is that of one entry.
+            a ragged column is that of one entry. The type of texts is `TEXT`.
         grain: the rows that are stored together, e.g. in a chunk; 1: any.
         groups: for each requested name, the number of columns in that group; None for a column.
         encoded: whether reading costs more than copying: they are compressed, for instance.
@@ -139,9 +143,20 @@ class Format(Protocol):
 
 
 def inspect_files(
-    kind: Format, paths: Sequence[str], names: Sequence[str], locking: bool | None = None
+    kind: Format,
+    paths: Sequence[str],
+    names: Sequence[str],
+    locking: bool | None = None,
+    coded: Collection[str] = (),
 ) -> list[FileInfo]:
     """Inspect all files; they must be alike.
+
+    Args:
+        kind: their format.
+        paths: of the files.
+        names: of columns.
+        locking: as in `FileSource`.
+        coded: the columns that may have texts, as these become indices.
 
     Raises:
         ConfigurationError: a file is unusable or unlike the first; the message describes the first few.
@@ -151,6 +166,7 @@ def inspect_files(
     for path in paths:
         try:
             found = kind.inspect(path, names, locking)
+            _refuse_texts(found, coded)
             if infos:
                 _compare(infos[0], found)
             infos.append(found)
@@ -172,6 +188,17 @@ def inspect_files(
             f"in {', '.join(names)}; give files with samples"
         )
     return infos
+
+
+def _refuse_texts(info: FileInfo, coded: Collection[str]) -> None:
+    """Refuse columns of texts, unless a vocabulary turns them into indices."""
+    for field in info.fields:
+        if field.dtype == TEXT and field.name.strip("/") not in coded:
+            raise ConfigurationError(
+                f"{info.path}: {field.name} has the type object (texts), which cannot be trained on; make "
+                "the file with float32 or an integer type, name another column, or name it in vocabulary= "
+                "(--vocabulary) if its texts are categories"
+            )
 
 
 def _compare(first: FileInfo, other: FileInfo) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from nnlo_common.base._cores import usable_threads
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import (
     HOW,
     LARGEST_SAMPLE,
     NUMBERS,
+    TEXT,
     FileInfo,
     OpenedFile,
     Ragged,
@@ -249,6 +257,8 @@ def _names(file: Any) -> str:
 
 def _field(path: str, dataset: Any) -> Field:
     """Return shape and type of a dataset's samples; refuse data that cannot be trained on."""
+    import h5py
+
     name = dataset.name
     if dataset.shape is None or not dataset.shape:
         what = "has no data" if dataset.shape is None else "is one number"
@@ -260,7 +270,9 @@ def _field(path: str, dataset: Any) -> Field:
             f"{path}: {name} has empty samples, of shape {dataset.shape[1:]}; name another dataset"
         )
     dtype = dataset.dtype
-    if dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
+    if h5py.check_string_dtype(dtype) is not None:
+        dtype = TEXT
+    elif dtype.kind not in NUMBERS or dtype.itemsize > 8 or dtype.metadata:
         raise ConfigurationError(
             f"{path}: {name} has the type {_type(dtype)}, which cannot be trained on; make the file with "
             "float32 or an integer type, or name another dataset"
@@ -342,17 +354,19 @@ class OpenHDF5:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._datasets: dict[str, Any] = {}
+        self._datasets: dict[str, tuple[Any, _Chunks | None]] = {}
 
     def read(self, name: str, first: int, last: int, out: Array) -> None:
         """Read a slice of a dataset."""
-        dataset = self._datasets.get(name)
-        if dataset is None:
-            dataset = self._datasets[name] = self._file[name]
-        if out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
-            _read_into(dataset, first, last, out)
-        else:  # a column of an input that has several
-            out[...] = dataset[first:last]
+        if name not in self._datasets:
+            dataset = self._file[name]
+            self._datasets[name] = dataset, _Chunks.of(dataset)
+        dataset, chunks = self._datasets[name]
+        begin, end = (first, first) if chunks is None else chunks.read(first, last, out)
+        if first < begin:
+            _read(dataset, first, begin, out[: begin - first])
+        if end < last:
+            _read(dataset, end, last, out[end - first :])
 
     def ragged(self, name: str, first: int, last: int) -> Ragged:
         """Refuse: inspection has refused such datasets."""
@@ -362,6 +376,16 @@ class OpenHDF5:
         """Close it."""
         self._datasets.clear()
         self._file.close()
+
+
+def _read(dataset: Any, first: int, last: int, out: Array) -> None:
+    """Read a slice of a dataset by the library."""
+    if out.dtype == TEXT:
+        out[...] = dataset.asstr()[first:last]
+    elif out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
+        _read_into(dataset, first, last, out)
+    else:  # a column of an input that has several
+        out[...] = dataset[first:last]
 
 
 def _read_into(dataset: Any, first: int, last: int, out: Array) -> None:
@@ -376,3 +400,129 @@ def _read_into(dataset: Any, first: int, last: int, out: Array) -> None:
     place = dataset.id.get_space()
     place.select_hyperslab((first, *[0] * (out.ndim - 1)), out.shape)
     dataset.id.read(h5s.create_simple(out.shape), place, out)
+
+
+# -- chunks of gzip, decoded by several threads: the library has one lock, and zlib has none -------------
+
+_DEFLATE, _SHUFFLE = 1, 2  # numbers of HDF5's filters
+# Of a chunk: of smaller ones handing them to a thread costs more than it saves; larger ones take much memory.
+_SMALLEST_CHUNK, _LARGEST_CHUNK = 2**16, 2**26
+
+
+class _Chunks:
+    """The chunks of a dataset whose only filters are gzip and shuffle, in the type of this machine.
+
+    Args:
+        dataset: of h5py.
+        filters: their numbers, in the order in which the file was written.
+    """
+
+    def __init__(self, dataset: Any, filters: Sequence[int]) -> None:
+        self._dataset, self._filters = dataset, filters
+        self._shape, self._chunk, self._dtype = dataset.shape, dataset.chunks, dataset.dtype
+        self._bytes = math.prod(self._chunk) * self._dtype.itemsize
+
+    @classmethod
+    def of(cls, dataset: Any) -> _Chunks | None:
+        """Return the chunks of a dataset; None: the library must read it, or does so as fast."""
+        import h5py
+
+        if not dataset.chunks or dataset.is_virtual or dataset.dtype.kind not in "iuf":
+            return None
+        if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype.newbyteorder("=")):
+            return None
+        properties, filters = dataset.id.get_create_plist(), list[int]()
+        for index in range(properties.get_nfilters()):
+            code, _, values, _ = properties.get_filter(index)
+            if code == _SHUFFLE and list(values[:1]) != [dataset.dtype.itemsize]:
+                return None
+            filters.append(code)
+        found = cls(dataset, filters)
+        known = filters in ([_DEFLATE], [_SHUFFLE, _DEFLATE])
+        return found if known and _SMALLEST_CHUNK <= found._bytes <= _LARGEST_CHUNK else None
+
+    def read(self, first: int, last: int, out: Array) -> tuple[int, int]:
+        """Read those rows of [first, last) whose chunks lie in it as a whole; return the first and the end.
+
+        Chunks in part are left to the library, which may have them from the slice before.
+
+        Raises:
+            ConfigurationError: a chunk has more bytes than its shape.
+        """
+        rows, size = self._chunk[0], self._shape[0]
+        begin, end = -(-first // rows) * rows, last if last == size else last // rows * rows
+        places = self._places(begin, end)
+        threads = usable_threads()
+        if threads < 2 or last > size or len(places) < 2:
+            return first, first
+        pool, whole, under_way = _pool(os.getpid(), threads), True, deque[tuple[Future[bool], Array]]()
+        try:
+            for place in places:
+                if len(under_way) <= 2 * threads:
+                    buffer = np.empty(self._bytes + self._bytes // 64 + 1024, np.uint8)
+                else:  # so many are in memory as they are in the file
+                    before, buffer = under_way.popleft()
+                    whole &= before.result()
+                mask, raw = self._stored(place, buffer)
+                target = out[(slice(place[0] - first, place[0] - first + rows), *self._beside(place))]
+                under_way.append((pool.submit(self._decode, place[0], mask, raw, target), buffer))
+        except (OSError, RuntimeError, ValueError, MemoryError):  # a chunk was never written, or is damaged
+            whole = False
+        finally:
+            wait([one for one, _ in under_way])  # none of them fills the array later on
+        whole = all(one.result() for one, _ in under_way) and whole
+        return (begin, end) if whole else (first, first)
+
+    def _stored(self, place: tuple[int, ...], buffer: Array) -> tuple[int, Any]:
+        """Return which filters a chunk was written without, and its bytes; in a buffer, if it is as usual."""
+        try:
+            found: tuple[int, Any] = self._dataset.id.read_direct_chunk(place, out=buffer)
+        except ValueError:  # it takes more than its numbers
+            found = self._dataset.id.read_direct_chunk(place)
+        return found
+
+    def _places(self, begin: int, end: int) -> list[tuple[int, ...]]:
+        """Return where the chunks of some rows begin."""
+        across = [range(0, size, step) for size, step in zip(self._shape[1:], self._chunk[1:], strict=True)]
+        return list(product(range(begin, end, self._chunk[0]), *across))
+
+    def _beside(self, place: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return the part of a row that a chunk has."""
+        return tuple(slice(at, at + step) for at, step in zip(place[1:], self._chunk[1:], strict=True))
+
+    def _decode(self, row: int, mask: int, raw: Any, out: Array) -> bool:
+        """Decode a chunk into its place; return False if the library must tell what it is."""
+        written = [code for index, code in enumerate(self._filters) if not mask >> index & 1]
+        if _DEFLATE in written:
+            inflate = zlib.decompressobj()
+            try:
+                raw = inflate.decompress(raw, self._bytes + 1)
+            except zlib.error:
+                return False
+            if len(raw) > self._bytes:
+                raise ConfigurationError(
+                    f"its chunk at row {row} has more than the {self._bytes} bytes of its shape; the file is "
+                    "damaged: make it again"
+                )
+            if not inflate.eof:
+                return False
+        if len(raw) != self._bytes:
+            return False
+        alike = out.shape == self._chunk and out.dtype == self._dtype and out.flags.c_contiguous
+        chunk = out if alike else np.empty(self._chunk, self._dtype)
+        numbers, found = chunk.reshape(-1).view(np.uint8), np.frombuffer(raw, np.uint8)
+        if _SHUFFLE in written:  # first the first bytes of all numbers, then the second ones
+            size = self._dtype.itemsize
+            for at, some in enumerate(found.reshape(size, -1)):
+                numbers[at::size] = some
+        else:
+            numbers[...] = found
+        if not alike:
+            out[...] = chunk[tuple(map(slice, out.shape))]
+        return True
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked process starts its own
+    """Return the threads of a process that decode."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="nnlo decodes")

@@ -12,7 +12,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._listing import without_tree
 from nnlo_common.data._source import Array
-from nnlo_common.data.formats._format import Ragged, shown
+from nnlo_common.data.formats._format import TEXT, Ragged, shown
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
 
 __all__ = ["ROOT"]
@@ -168,6 +168,8 @@ def _column(array: Any) -> Column:
     shape: list[int] = []
     ragged = False
     while not isinstance(kind, ak.types.NumpyType):
+        if _is_text(kind):
+            return Column(TEXT, tuple(shape), ragged)
         if isinstance(kind, ak.types.ListType) and not ragged and not shape:
             ragged = True
         elif isinstance(kind, ak.types.RegularType):
@@ -178,10 +180,16 @@ def _column(array: Any) -> Column:
     return Column(np.dtype(kind.primitive), tuple(shape), ragged)
 
 
+def _is_text(kind: Any) -> bool:
+    """Return whether a type of Awkward is a text, which is a list of characters there."""
+    return bool(getattr(kind, "parameters", {}).get("__array__") == "string")
+
+
 def _numbers(array: Any) -> Piece:
     import awkward as ak
 
-    if isinstance(ak.type(array).content, ak.types.ListType):
+    kind = ak.type(array).content
+    if isinstance(kind, ak.types.ListType) and not _is_text(kind):
         counts = np.asarray(ak.num(array, axis=1)).astype(np.int64)
         return Ragged(_plain(ak.flatten(array, axis=1)), counts)
     return _plain(array)
@@ -190,5 +198,7 @@ def _numbers(array: Any) -> Piece:
 def _plain(array: Any) -> Array:
     import awkward as ak
 
+    if _is_text(ak.type(array).content):
+        return np.array(ak.to_list(array), object)
     plain: Array = np.asarray(ak.to_numpy(array, allow_missing=False))
     return plain

@@ -27,6 +27,8 @@ from nnlo_common.data.formats._format import (
     HOW,
     LARGEST_SAMPLE,
     NUMBERS,
+    TEXT,
+    TEXTS,
     FileInfo,
     OpenedFile,
     Ragged,
@@ -76,7 +78,7 @@ class Column:
     """A column as a file declares it.
 
     Attributes:
-        dtype: of its numbers; None: it has none.
+        dtype: of its numbers or texts; None: it has none.
         shape: of a sample, or of one entry of a ragged column.
         ragged: whether its rows have unequal lengths.
         refused: why it cannot be trained on; empty: it can.
@@ -242,7 +244,9 @@ class TableFormat:
 def _field(path: str, name: str, column: Column) -> Field:
     """Return shape and type of a column's samples; refuse data that cannot be trained on."""
     dtype = column.dtype
-    if column.refused or dtype is None or dtype.kind not in NUMBERS or dtype.itemsize > 8:
+    if not column.refused and dtype is not None and dtype.kind in TEXTS:
+        dtype = TEXT
+    if column.refused or dtype is None or dtype.kind not in NUMBERS + TEXT.kind or dtype.itemsize > 8:
         what = column.refused or f"has the type {dtype}"
         raise ConfigurationError(
             f"{path}: {name} {what}, which cannot be trained on; make the file with float32 or an integer "

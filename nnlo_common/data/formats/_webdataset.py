@@ -19,7 +19,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._source import Array
-from nnlo_common.data.formats._format import shown
+from nnlo_common.data.formats._format import TEXT, TEXTS, shown
 from nnlo_common.data.formats._numpy import array_header
 from nnlo_common.data.formats._table import Column, TableFormat
 
@@ -82,15 +82,18 @@ class _Tar:
         """Return one column of some samples."""
         first, last = self.starts[piece : piece + 2]
         column = self.columns[name]
-        rows = np.empty((last - first, *column.shape), column.dtype)
+        assert column.dtype is not None  # inspection has refused it
+        texts = column.dtype.kind in TEXTS  # of any width
+        rows = np.empty((last - first, *column.shape), TEXT if texts else column.dtype)
         for row, place in enumerate(self._places[name][first:last]):
             found = self._read(name, place)
-            if (found.dtype, found.shape) != (rows.dtype, rows.shape[1:]):
+            like = found.dtype.kind == column.dtype.kind if texts else found.dtype == column.dtype
+            if not like or found.shape != column.shape:
                 raise ConfigurationError(
                     f"its sample {self._keys[first + row]!r:.100} has {found.dtype} of {found.shape}, but "
                     f"the first one {column.dtype} of {column.shape}; samples must be alike"
                 )
-            rows[row] = found
+            rows[row] = found.tolist() if texts else found
         return rows
 
     def close(self) -> None:
