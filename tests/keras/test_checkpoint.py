@@ -287,7 +287,8 @@ def started_in_one_folder(ranks, arguments):
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.extended  # threads as ranks of PyTorch do so in `make test`
+@pytest.mark.timeout(400)
 def test_another_data_set_is_refused_with_another_number_of_workers(tmp_path):
     in_one_folder(tmp_path, 3, 1, "Downpour")
     options, rank = json.dumps({"samples": 24}), str(tmp_path / "rank")
