@@ -67,7 +67,7 @@ pytest_oldest_clients = $(subst .venv-clients/,.venv-oldest-clients/,$(pytest_cl
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all try test-clients test-oldest strikes bench gpu docs pictures packages release generated check clean
+.PHONY: help demo test test-all try test-clients test-oldest strikes bench gpu docs pictures packages release generated check check-code check-rules clean
 
 help: ## list the targets
 	@echo 'usage: make TARGET [PYTHON=python3.12] [PIP_ARGS="..."]'
@@ -152,7 +152,7 @@ docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a bro
 
 pictures: .venv/stamp-pictures ## make the pictures of the documentation and the outputs of its notebook anew; needs chromium
 	$(say) 'python pictures/losses.py, and its like'
-	@for picture in losses limits report; do .venv/bin/python pictures/$$picture.py || exit; done
+	@for picture in losses limits report curve; do .venv/bin/python pictures/$$picture.py || exit; done
 	@.venv/bin/python pictures/notebook.py docs/notebooks/laboratory.ipynb
 
 packages: .venv-packages/stamp-packages ## build wheel and source archive in dist/, and train from each in a fresh environment
@@ -167,7 +167,17 @@ generated: .venv/stamp-dev ## write stubs and tables of options anew, from the d
 	$(say) 'python .ci/generated.py'
 	@$(framework_env) .venv/bin/python .ci/generated.py
 
-check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the rules of the repository
+# Three parts at a time, each of a third of the work; the second and third are told of once the first is over.
+check: .venv-docs/stamp-docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the rules of the repository
+	@mkdir -p build; \
+	$(MAKE) --no-print-directory check-rules >build/rules.log 2>&1 & rules=$$!; \
+	$(MAKE) --no-print-directory docs >build/docs.log 2>&1 & site=$$!; \
+	$(MAKE) --no-print-directory check-code; code=$$?; \
+	wait $$site; built=$$?; cat build/docs.log; \
+	wait $$rules; held=$$?; cat build/rules.log; \
+	exit $$((code | built | held))
+
+check-code: .venv/stamp-dev ## of these lint, format, types and spelling
 	$(say) 'python .ci/generated.py --check'
 	@$(framework_env) .venv/bin/python .ci/generated.py --check
 	$(say) 'ruff check'
@@ -178,6 +188,8 @@ check: docs .venv/stamp-dev ## the site, lint, format, types, spelling, and the 
 	@.venv/bin/mypy
 	$(say) 'codespell'
 	@.venv/bin/codespell
+
+check-rules: .venv/stamp-dev ## of these the rules of the repository
 	$(say) 'the rules of the repository'
 	@$(pytest) --quiet tests/house/test_repository.py
 

@@ -104,6 +104,9 @@ class Training:
         loss.backward()
         return self.slopes.vector
 
+    def watch(self, center):
+        """See the centre before each batch; here not at all."""
+
     def measure(self, center):
         """Return the accuracy of the centre, in per cent."""
         self.flat.vector[:] = center
@@ -177,6 +180,7 @@ def program(worker, server, training):
         if ended or training.samples >= MOST_PASSES * training.whole:
             break
         yield Compute()
+        training.watch(server.rule.center)
         training.follow_schedule(progress)
         worker.gradient.vector[:] = training.gradient(worker.gradient_point())
         own += 1

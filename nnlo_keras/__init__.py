@@ -13,18 +13,22 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from nnlo_common import MissingExtraError
-from nnlo_keras._back_end import without_back_end
+from nnlo_keras._back_end import told_too_late, unknown_back_end, without_back_end
 
 try:
-    import_module("keras")
+    _keras = import_module("keras")
 except ModuleNotFoundError as missing:
     if missing.name == "keras":
         raise MissingExtraError("nnlo_keras", "keras", "keras") from None
     if (problem := without_back_end(missing.name)) is not None:
         raise problem from None
     raise
+except ValueError:
+    if (problem := unknown_back_end()) is not None:
+        raise problem from None
+    raise
 
-from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr
+from nnlo_common.plugin import epochs_per_rank, optimize, say_public_module, scale_lr, warn
 from nnlo_keras import _wrappers
 from nnlo_keras._advise import advise
 from nnlo_keras._callbacks import (
@@ -96,5 +100,7 @@ def __dir__() -> list[str]:
 
 
 say_public_module(__name__, __all__)
+if late := told_too_late(_keras.backend.backend()):
+    warn(late)
 if find_spec("keras_tuner") is None or find_spec("optuna") is None:
     del __all__[__all__.index("MPITuner")]  # so that `from nnlo_keras import *` works without them

@@ -151,6 +151,10 @@ class Batches(keras.utils.PyDataset):
             "taken": 0 if self.leased or taken is None else taken,
         }
 
+    def described(self) -> dict[str, Any]:
+        """Return what a checkpoint compares of the data set, on any number of workers."""
+        return self._batches.described()
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Resume where `state` was returned; the epoch has only the remaining batches."""
         self._batches.check(state, part=self._part)

@@ -127,6 +127,10 @@ class SequenceFeed:
             state["ledger"] = self._data.ledger(team).state()
         return state
 
+    def described(self) -> dict[str, Any]:
+        """Return what a checkpoint compares of the data set, on any number of workers."""
+        return self._data.described()
+
     def load(self, state: Mapping[str, Any], team: Session | None) -> None:
         """Resume at that position; call it before any rank leases."""
         self._data.load(state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -27,7 +29,7 @@ from nnlo_common.plugin import (
 from nnlo_keras._compat import arguments_of_fit, parts_of_dataset
 from nnlo_keras._hdf5 import Batches
 
-__all__ = ["VALIDATE", "shard", "warn_of_data"]
+__all__ = ["VALIDATE", "described_data", "shard", "warn_of_data"]
 
 # -- data that a script gives to `fit`: warnings if all workers have the same, or every rank splits it.
 
@@ -111,8 +113,37 @@ def shard(
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
-        data = tuple(_part(one, part) for one in data)
-    return data[0] if len(data) == 1 else data
+        shared = tuple(_part(one, part) for one in data)
+    else:
+        shared = data
+    for whole, own in zip(data, shared, strict=True):
+        _note(whole, own)
+    return shared[0] if len(shared) == 1 else shared
+
+
+# The number of all samples, by the id of a share of them; an id is used again once its object is gone.
+_sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+
+def _note(whole: Any, own: Any) -> None:
+    """Remember how many samples a share is of, where it has samples and not batches."""
+    if _is_structure(whole):
+        for one, share_of_it in zip(keras.tree.flatten(whole), keras.tree.flatten(own), strict=True):
+            _note(one, share_of_it)
+    elif _is_array(whole) or (_is_torch(whole, "Dataset") and hasattr(whole, "__len__")):
+        size, key = _length(whole), id(own)
+        with suppress(TypeError):  # it takes no weak reference
+            _sizes[key] = weakref.ref(own, lambda _: _sizes.pop(key, None)), size
+
+
+def described_data() -> dict[str, Any]:
+    """Return what a checkpoint compares of the data of the running `fit`; empty if it is not of `shard`."""
+    given = arguments_of_fit().get("x")
+    for one in keras.tree.flatten(getattr(given, "dataset", given)):
+        reference, size = _sizes.get(id(one), (None, 0))
+        if reference is not None and reference() is one:
+            return {"samples": size}
+    return {}
 
 
 def _check_lengths(data: tuple[Any, ...]) -> None:

@@ -300,6 +300,8 @@ class Checkpoint:
                 mid-epoch reads and drops the first batches.
         """
         self._find_sampler(loader)
+        if self._sampler is not None:
+            self._manager.compare_data(self._sampler._described())
         self._begin_report()
         if self._team is not None and not self._team.serves:
             self._team.end_epoch()  # the previous epoch: its end is known only now
@@ -424,6 +426,7 @@ class Checkpoint:
             "model": model_fact(self._wrappers, self._modules())
             if self._team is None
             else self._team.model.parameters.layout.to_json(),
+            "data": {} if self._sampler is None else self._sampler._described(),
             "epoch": self._epoch,
             "batch": self._batch,
             "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},

@@ -225,6 +225,10 @@ class Batches(torch.utils.data.IterableDataset[Any]):
             state.update(epoch=self.epoch - begun, taken=self._taken)
         return state
 
+    def _described(self) -> dict[str, Any]:
+        """Return what a checkpoint compares of the data set, on any number of workers."""
+        return self._batches.described()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where `state_dict` was called, in mid-epoch; call it on all ranks, before the next epoch."""
         training = self._training()

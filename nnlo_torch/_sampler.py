@@ -312,6 +312,13 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     # -- inside ---------------------------------------------------------------------------------------
 
+    def _described(self) -> dict[str, Any]:
+        """Return what a checkpoint compares of the data set, on any number of workers.
+
+        Another sampler may yield batches, of which there are more or fewer where each is smaller or larger.
+        """
+        return {"samples": self._size} if self._inner is None else {}
+
     def _leases(self, training: Participation) -> bool:
         """Return whether workers lease the samples; a process alone leases nothing."""
         return self._dealing(training) == "dynamic" and can_lease(training)

@@ -105,6 +105,11 @@ class FileBatches(Batches):
         """Return a batch of one sample, to show shapes and types."""
         return self._files.take(0, 1)
 
+    def described(self) -> dict[str, Any]:
+        """Return what a checkpoint compares of a data set, on any number of workers."""
+        columns = [f"{one.name} {one.dtype}{list(one.shape)}" for one in self._files.fields]
+        return {"samples": self.size, "columns": columns}
+
     def position(self, **facts: Any) -> dict[str, Any]:
         """Return all that determines the sample at a position: these `facts`, the size and the options."""
         assignment = "dynamic" if self.dynamic else "static"

@@ -34,6 +34,7 @@ from nnlo_keras._callbacks._report import Report
 from nnlo_keras._compat import begin_with, callbacks_of_fit, schedule_of, synchronise
 from nnlo_keras._model_optimizers import build_metrics, optimizers_of
 from nnlo_keras._sequence_feed import SequenceFeed
+from nnlo_keras._shard import described_data
 from nnlo_keras._snapshot import (
     Decisions,
     assign,
@@ -340,6 +341,7 @@ class Checkpoint(RankCallback):
         self._inside = self._begun = self._over = False
         self._saved: Mapping[str, Any] | None = None  # loaded state, applied once all callbacks have begun
         self._model_state = ModelState(self.model, self.team)
+        self._data = described_data() if self._feed is None else self._feed.described()
         self._manager = CheckpointManager(
             self.folder,
             self.team,
@@ -492,6 +494,7 @@ class Checkpoint(RankCallback):
         total = self.params.get("epochs") or 0
         return {
             **self._model_state.facts(),
+            "data": self._data,
             "epoch": self._epoch,
             "batch": self._before + self._batch if self._inside else 0,
             "stopped": total if self._over and self.model.stop_training else 0,

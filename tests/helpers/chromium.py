@@ -47,13 +47,13 @@ console.log("FOUND " + JSON.stringify(found) + " END");
 """
 
 
-def opened(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def opened(page: Path, *options: str, query: str = "") -> subprocess.CompletedProcess[str]:
     """Open a page, whose content is printed once it is drawn; the console is in the error output."""
     assert CHROMIUM is not None
     words = [
         *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"),
         *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}"),
-        *("--virtual-time-budget=20000", *options, "--dump-dom", page.as_uri()),
+        *("--virtual-time-budget=20000", *options, "--dump-dom", page.as_uri() + query),
     ]
     return subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=200, check=True)
 

@@ -94,41 +94,63 @@ def _ours() -> dict[str, Module]:
     }
 
 
-class _Names:
-    """Which names are ours, seen from one module."""
+class _Families:
+    """Classes by their names, with those above and below them; asked for the same again and again."""
 
-    def __init__(self, module: Module) -> None:
-        self._module, self._classes = module, {}
-        for one in (*_ours().values(), module):
-            for name, found in one.classes.items():
-                self._classes.setdefault(name, []).append(found)
-        self.everywhere = set(module.names)
-        for name in module.classes:
-            self.everywhere |= self._of(self._above(name))
-        for imported, name in module.imports:
-            there = _ours().get(f"{imported}.{name}") or _ours().get(imported)
-            if name in self._classes:
-                self.everywhere |= self._of(self._above(name))
-            elif there is not None and f"{imported}.{name}" in _ours():
-                self.everywhere |= there.names
+    def __init__(self, classes: dict[str, list[Class]]) -> None:
+        self.classes = classes
+        self.above = functools.cache(self._above)
+        self.of_class = functools.cache(self._of_class)
 
-    def _of(self, names: set[str]) -> set[str]:
-        return {member for name in names for one in self._classes.get(name, ()) for member in one.names}
+    def of(self, names: set[str]) -> set[str]:
+        """The names that these classes define."""
+        return {member for name in names for one in self.classes.get(name, ()) for member in one.names}
 
     def _above(self, name: str) -> set[str]:
+        """A class and those that it derives from."""
         found, waiting = set(), [name]
         while waiting:
             one = waiting.pop()
             if one not in found:
                 found.add(one)
-                waiting += [base for each in self._classes.get(one, ()) for base in each.bases]
+                waiting += [base for each in self.classes.get(one, ()) for base in each.bases]
         return found
 
-    def of_class(self, name: str, *, others: bool) -> set[str]:
+    def _of_class(self, name: str, others: bool) -> set[str]:
         """The names of a class's family; with `others` those of its family without it."""
-        below = {one for one in self._classes if name in self._above(one)}
-        family = {name} | {above for one in below for above in self._above(one)}
-        return self._of(family - {name} if others else family)
+        below = {one for one in self.classes if name in self.above(one)}
+        family = {name} | {above for one in below for above in self.above(one)}
+        return self.of(family - {name} if others else family)
+
+
+@functools.cache
+def _families_of_ours() -> _Families:
+    classes: dict[str, list[Class]] = {}
+    for one in _ours().values():
+        for name, found in one.classes.items():
+            classes.setdefault(name, []).append(found)
+    return _Families(classes)
+
+
+class _Names:
+    """Which names are ours, seen from one module."""
+
+    def __init__(self, module: Module) -> None:
+        families = _families_of_ours()
+        new = {name: one for name, one in module.classes.items() if one not in families.classes.get(name, ())}
+        if new:  # a module that is not in a file
+            known = families.classes
+            families = _Families(known | {name: [*known.get(name, ()), one] for name, one in new.items()})
+        self.of_class = families.of_class
+        self.everywhere = set(module.names)
+        for name in module.classes:
+            self.everywhere |= families.of(families.above(name))
+        for imported, name in module.imports:
+            there = _ours().get(f"{imported}.{name}") or _ours().get(imported)
+            if name in families.classes:
+                self.everywhere |= families.of(families.above(name))
+            elif there is not None and f"{imported}.{name}" in _ours():
+                self.everywhere |= there.names
 
 
 def foreign_private(name: str, tree: ast.Module) -> Problems:
@@ -158,20 +180,21 @@ def _touches(node: ast.AST, names: _Names, within: str | None) -> Problems:
         within = node.name
     touched = None
     if isinstance(node, ast.Attribute):
-        of, path = ast.unparse(node.value), ast.unparse(node)
         if node.attr == "src" and isinstance(node.value, ast.Name):
-            touched = path
-        elif is_private(node.attr) and path not in DOCUMENTED:
-            known = names.everywhere
+            touched = ast.unparse(node)
+        elif is_private(node.attr) and (path := ast.unparse(node)) not in DOCUMENTED:
+            known, of = names.everywhere, ast.unparse(node.value)
             if within is not None and of in ("self", "cls", "super()"):
-                known = names.of_class(within, others=of == "super()")
+                known = names.of_class(within, of == "super()")
             touched = path if node.attr not in known else None
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_private(node.value):
         touched = repr(node.value) if node.value not in names.everywhere else None
     if touched is not None:
         yield node.lineno, f"{touched} is private, and not ours; put it into _compat.py"
     part = isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".endswith", ".removesuffix"))
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("endswith", "removesuffix")
     )
     for child in ast.iter_child_nodes(node):
         if not (part and isinstance(child, ast.Constant)):

@@ -16,6 +16,7 @@ from tests.helpers.jobs import mpiexec
 __all__ = [
     "ADAM",
     "SCHEDULES",
+    "check_another_data_set",
     "check_early_stopping",
     "check_early_stopping_on_three_ranks",
     "check_schedule",
@@ -64,6 +65,27 @@ def refused(capsys, *words):
 
 def started(*words, ranks=3, **options):
     return mpiexec(ranks, "-m", "nnlo_common", "train", *words, **options)
+
+
+def check_another_data_set(net, framework):
+    """Files that have got more samples are refused on another number of workers."""
+    import h5py
+
+    words = [*net, "--train", "a.h5", "b.h5", "--batch", "10", "--mode", "downpour", "--run", "r"]
+    words += ["--checkpoint", *ADAM]
+    done = started(*words, "--epochs", "1", ranks=3, framework=framework)
+    assert done.returncode == 0, done.stderr
+    with h5py.File("a.h5") as file:
+        columns = {name: np.concatenate([file[name][:], file[name][:5]]) for name in file}
+    with h5py.File("a.h5", "w") as file:
+        file.update(columns)
+    done = started(*words, "--epochs", "2", ranks=2, framework=framework)
+    assert done.returncode != 0
+    told_of = (
+        "belongs to another training: its data set has 140 samples, but this one has 145; choose another"
+    )
+    assert done.stderr.count(told_of) == 1
+    assert "Traceback" not in done.stderr
 
 
 def check_early_stopping_on_three_ranks(net, framework):

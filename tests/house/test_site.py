@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.helpers.chromium import CHROMIUM
+from tests.helpers.chromium import CHROMIUM, opened
 from tests.helpers.paths import ROOT
 
 SITE = ROOT / "build" / "site"
@@ -123,6 +123,34 @@ def test_every_page_is_whole_at_two_widths(tmp_path):
     assert not [one for one in found if one["over"] > 0 or one["blank"] or not one["title"]]
     assert not missing
     assert not console
+
+
+def test_pages_read_as_files_can_be_searched_and_load_nothing_from_elsewhere():
+    """The plugin makes the index a script; without a file of this name all pages load one from unpkg.com."""
+    yaml = pytest.importorskip("yaml", reason="the configuration of the site is YAML")
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    plugins = [one if isinstance(one, str) else next(iter(one)) for one in config["plugins"]]
+    assert plugins.index("search") < plugins.index("offline")
+    assert config["use_directory_urls"] is False
+    (script,) = config["extra"]["polyfills"]
+    assert "iframe-worker" in script
+    assert (ROOT / "docs" / script).is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_the_search_box_finds_pages_that_are_read_as_files(tmp_path):
+    if not SITE.is_dir():
+        pytest.skip("the site is not built: make docs")
+    for page in SITE.rglob("*.html"):
+        assert not re.search(r"<(script|link)[^>]+(src|href)=.?https?://", page.read_text()), page
+    if CHROMIUM is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    done = opened(SITE / "index.html", f"--user-data-dir={tmp_path}", query="?q=momentum")
+    found = re.search(r"md-search-result__meta[^>]*>(\d+) matching documents", done.stdout)
+    assert found is not None
+    assert int(found[1]) > 3
+    assert "CONSOLE" not in done.stderr
 
 
 @pytest.mark.slow

@@ -273,14 +273,65 @@ def test_checkpoints_within_epochs_do_not_change_the_training(tmp_path, file):
 def in_one_folder(tmp_path, ranks, epochs, wrapper, **options):
     """Train in one process or on ranks, in the same folder; return weights, epochs and what was printed."""
     arguments = [str(tmp_path / "run"), str(epochs), wrapper, json.dumps(options), str(tmp_path / "rank")]
-    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if ranks == 1:
-        done = alone(ONE_FOLDER, *arguments, timeout_s=110, env=env)
-    else:
-        done = mpiexec(ranks, ONE_FOLDER, *arguments, timeout_s=110, env=env)
+    done = started_in_one_folder(ranks, arguments)
     assert done.returncode == 0, done.stderr
     found = [np.load(tmp_path / f"rank-{rank}.npz") for rank in range(ranks)]
     return [one["weights"] for one in found], found[0]["begun"].tolist(), done.stdout
+
+
+def started_in_one_folder(ranks, arguments):
+    env = {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if ranks == 1:
+        return alone(ONE_FOLDER, *arguments, timeout_s=110, env=env)
+    return mpiexec(ranks, ONE_FOLDER, *arguments, timeout_s=110, env=env)
+
+
+@pytest.mark.mpi
+@pytest.mark.extended  # threads as ranks of PyTorch do so in `make test`
+@pytest.mark.timeout(400)
+def test_another_data_set_is_refused_with_another_number_of_workers(tmp_path):
+    in_one_folder(tmp_path, 3, 1, "Downpour")
+    options, rank = json.dumps({"samples": 24}), str(tmp_path / "rank")
+    for ranks in (2, 1):
+        done = started_in_one_folder(ranks, [str(tmp_path / "run"), "2", "Downpour", options, rank])
+        assert done.returncode != 0
+        assert "another training: its data set has 20 samples, but this one has 24; choose" in done.stderr
+    _, begun, told = in_one_folder(tmp_path, 2, 2, "Downpour")
+    assert begun == [0, 1]
+    assert "was saved with 2 workers, but this run has 1" in told
+
+
+def of_data(folder, epochs, x, *targets, **options):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(nk.Downpour(keras.optimizers.SGD(0.01)), "mse")
+    return model.fit(
+        x, *targets, epochs=epochs, verbose=0, callbacks=[nk.Distribute(), nk.Checkpoint(folder)], **options
+    )
+
+
+@pytest.mark.parametrize("kind", ["arrays", "structure", "Batches"])
+def test_another_data_set_than_of_shard_or_of_files_is_refused(tmp_path, kind):
+    def data(samples):
+        x = np.ones((samples, 1), "f4")
+        if kind == "Batches":
+            return [nk.Batches({"x": x, "y": x}, features="x", labels="y", batch_size=4)]
+        given = nk.shard(x, x) if kind == "arrays" else [nk.shard({"x": x, "y": x})]
+        return given if kind == "arrays" else [given[0]["x"], given[0]["y"]]
+
+    of_data(tmp_path, 1, *data(8))
+    assert json.loads(next(tmp_path.glob("checkpoint-*/manifest.json")).read_text())["facts"]["data"] == {
+        "samples": 8,
+        **({"columns": ["x float32[1]", "y float32[1]"]} if kind == "Batches" else {}),
+    }
+    with pytest.raises(ConfigurationError, match="its data set has 8 samples, but this one has 12; choose"):
+        of_data(tmp_path, 2, *data(12))
+    assert of_data(tmp_path, 2, *data(8)).epoch == [0, 1]
+
+
+def test_of_data_that_shard_has_not_seen_nothing_is_compared(tmp_path):
+    for epochs, samples in ((1, 8), (2, 12)):
+        x = np.ones((samples, 1), "f4")
+        assert len(of_data(tmp_path, epochs, x, x).epoch) == epochs
 
 
 @pytest.mark.extended  # threads as ranks of PyTorch do so in `make test`

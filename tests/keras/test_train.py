@@ -14,6 +14,7 @@ from tests.helpers.paths import EXAMPLES
 from tests.helpers.train_command import (
     ADAM,
     SCHEDULES,
+    check_another_data_set,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
     check_schedule,
@@ -263,6 +264,14 @@ def test_a_layer_that_keras_does_not_know_is_refused(capsys):
 @pytest.mark.extended
 def test_three_ranks_stop_early_together_and_go_on_if_asked():
     check_early_stopping_on_three_ranks(keras_net, "keras")
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.extended
+def test_files_with_more_samples_are_refused_on_another_number_of_ranks():
+    check_another_data_set(keras_net, "keras")
 
 
 @pytest.mark.framework("keras")

@@ -9,7 +9,7 @@ import numpy as np
 import nnlo_keras as nk
 
 
-def train(folder, epochs, wrapper, **options):
+def train(folder, epochs, wrapper, samples=20, **options):
     """Return the weights, and the epochs of the history."""
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
@@ -24,7 +24,7 @@ def train(folder, epochs, wrapper, **options):
     if wrapper in ("EASGD", "GEM"):
         makes, extra = keras.optimizers.SGD, {"momentum": 0.9}
     model.compile(getattr(nk, wrapper)(makes(0.01, **extra), **options), "mse")
-    x = np.linspace(-1, 1, 100, dtype="f4").reshape(20, 5)
+    x = np.linspace(-1, 1, 5 * samples, dtype="f4").reshape(samples, 5)
     ranks = {name: options[name] for name in ("servers", "group_size") if name in options}
     callbacks = [nk.Distribute(), nk.Checkpoint(folder), keras.callbacks.EarlyStopping("loss", patience=50)]
     history = model.fit(

@@ -116,7 +116,7 @@ def test_what_was_used_is_not_seen_again_also_where_the_loader_is_ahead(tmp_path
         ({"width": 3}, r"the model is another one: .*\[1, 3\].* here and .*\[1, 2\].* there"),
         ({"wrapper": nt.DynSGD}, r"the algorithm is Downpour\(.*\) there, but DynSGD\(.*\) here"),
         ({"inner": torch.optim.Adam}, "the optimizer is SGD there, but Adam here"),
-        ({"samples": 9, "epochs": 2}, "'size': 8.*'size': 9.*resume with the same data set"),
+        ({"samples": 9, "epochs": 2}, "its data set has 8 samples, but this one has 9; choose"),
         (
             {"also": {"stopping": nt.EarlyStopping()}},
             r"also=\['stopping'\] was given, but the checkpoint has \[\]",
@@ -279,7 +279,7 @@ ALL += [nt.Steady]
 EVERY = [nt.EASGD, nt.EAMSGD, nt.LocalSGD, nt.DiLoCo]
 
 
-def anywhere(folder, size, epochs, wrapper, **options):
+def anywhere(folder, size, epochs, wrapper, samples=30, **options):
     """Train in one process (`size` 1) or on threads as ranks; each rank's weights, statistics and epochs."""
 
     def program(world):
@@ -293,7 +293,7 @@ def anywhere(folder, size, epochs, wrapper, **options):
         extra = {nt.EAMSGD: {"momentum": 0.9, "nesterov": True}, nt.GEM: {"momentum": 0.9}}.get(wrapper, {})
         inner = makes(model.parameters(), lr=0.01, **extra)
         optimizer = wrapper(inner, model=model, **({} if world is None else {"world": world}), **options)
-        x = torch.linspace(-1, 1, 150).reshape(30, 5)  # no batch has one sample
+        x = torch.linspace(-1, 1, 5 * samples).reshape(samples, 5)  # no batch has one sample
         data = torch.utils.data.TensorDataset(x, x[:, :3] ** 2)
         sampler = nt.ShardSampler(data, optimizer=optimizer, seed=3)
         loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler)
@@ -347,6 +347,91 @@ def test_all_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_ce
     ((back, begun),) = anywhere(tmp_path, 1, 3, wrapper, **options)
     assert np.array_equal(back, center)
     assert begun == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 4), (4, 3), (3, 3), (1, 3), (3, 1)])
+@pytest.mark.parametrize("wrapper", [nt.Downpour, nt.Steady])
+def test_another_data_set_is_refused_with_any_number_of_workers(tmp_path, before, after, wrapper):
+    anywhere(tmp_path, before, 1, wrapper)
+    newest = Store(tmp_path).last()
+    with pytest.raises(ConfigurationError) as caught:
+        anywhere(tmp_path, after, 2, wrapper, samples=34)
+    assert str(caught.value) == (
+        f"the newest checkpoint in {tmp_path} belongs to another training: its data set has 30 samples, but "
+        "this one has 34; choose another folder, or delete this one to start anew"
+    )
+    assert caught.value.collective
+    assert Store(tmp_path).last() == newest
+    assert anywhere(tmp_path, after, 2, wrapper)[-1][1] == [1]
+
+
+def test_a_checkpoint_that_tells_nothing_of_its_data_set_is_loaded(tmp_path):
+    """As an older version has saved it."""
+    anywhere(tmp_path, 3, 1, nt.Downpour)
+    store = Store(tmp_path)
+    newest = store.newest()
+    files = {name: newest.read(name) for name in newest.manifest.files}
+    facts = dict(newest.manifest.facts)
+    assert facts.pop("data") == {"samples": 30}
+    assert store.save(files, facts)
+    assert [begun for _, begun in anywhere(tmp_path, 4, 2, nt.Downpour, samples=34)] == [[1]] * 4
+
+
+def of_columns(folder, size, epochs, **columns):
+    """Train in one process (`size` 1) or on threads as ranks, on batches of columns in memory."""
+
+    def program(world):
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world)
+        batches = nt.Batches(columns, features=[*columns], batch_size=4, optimizer=optimizer)
+        checkpoint = nt.Checkpoint(folder, optimizer)
+        for _ in checkpoint.epochs(epochs):
+            for ((x, *_),) in checkpoint.batches(batches):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        optimizer.close()
+
+    if size == 1:
+        program(None)
+    else:
+        with MemoryCluster(size) as cluster:
+            cluster.run(program, 60)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])
+def test_batches_of_other_columns_or_samples_are_refused_by_name(tmp_path, before, after):
+    x, z = torch.ones(12, 2), torch.ones(12)
+    of_columns(tmp_path, before, 1, x=x, z=z)
+    with pytest.raises(ConfigurationError, match="its data set has 12 samples, but this one has 11; choose"):
+        of_columns(tmp_path, after, 2, x=x[:11], z=z[:11])
+    there = r"the columns of its data set are x float32\[2\], z float32\[\], but those of this one are x "
+    for other in ({"x": x, "y": z}, {"x": x}, {"x": x, "z": z.double()}):
+        with pytest.raises(ConfigurationError, match=there):
+            of_columns(tmp_path, after, 2, **other)
+    of_columns(tmp_path, after, 2, x=x, z=z)
+
+
+def test_batches_that_another_sampler_makes_may_be_of_another_size_on_other_workers(tmp_path):
+    def program(world):
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01), model=model, world=world)
+        data, size = torch.ones(24, 2), 12 // (world.size - 1)
+        drawn = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(data), size, drop_last=False)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=nt.ShardSampler(drawn, optimizer=optimizer))
+        checkpoint, taken = nt.Checkpoint(tmp_path, optimizer), 0
+        for _ in checkpoint.epochs(world.size - 2):
+            for x in checkpoint.batches(loader):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                taken += len(x)
+        optimizer.close()
+        return taken
+
+    for size in (3, 4):
+        with MemoryCluster(size) as cluster:
+            assert sum(cluster.run(program, 60)) == 24
 
 
 def test_one_process_and_two_servers_cannot_continue_each_other(tmp_path):

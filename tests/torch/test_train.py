@@ -17,6 +17,7 @@ from tests.helpers.pages import code
 from tests.helpers.train_command import (
     ADAM,
     SCHEDULES,
+    check_another_data_set,
     check_early_stopping,
     check_early_stopping_on_three_ranks,
     check_schedule,
@@ -413,6 +414,13 @@ NEW = {
 @pytest.mark.extended
 def test_three_ranks_stop_early_together_and_go_on_if_asked():
     check_early_stopping_on_three_ranks(torch_net, "torch")
+
+
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_files_with_more_samples_are_refused_on_another_number_of_ranks():
+    check_another_data_set(torch_net, "torch")
 
 
 @pytest.mark.sampled(3)

@@ -53,6 +53,8 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
         'the optimizer is Adam there, but SGD here'
         >>> difference(facts, facts)
         ''
+        >>> difference({**facts, "data": {"samples": 100}}, {**facts, "data": {"samples": 120}})
+        'its data set has 100 samples, but this one has 120'
     """
     for name in IDENTITY:
         if there.get(name) == here.get(name):
@@ -61,6 +63,16 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
             return f"the model is another one: {_of_models(there.get(name), here.get(name))}"
         told = {"servers": "the number of servers"}.get(name, f"the {name}")
         return f"{told} is {_shown(there.get(name))} there, but {_shown(here.get(name))} here"
+    return _of_data(there.get("data") or {}, here.get("data") or {})
+
+
+def _of_data(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Describe how the data sets differ, in what is known of both."""
+    if {"samples"} <= there.keys() & here.keys() and there["samples"] != here["samples"]:
+        return f"its data set has {plural(there['samples'], 'sample')}, but this one has {here['samples']}"
+    if {"columns"} <= there.keys() & here.keys() and list(there["columns"]) != list(here["columns"]):
+        columns = [_shown(", ".join(one["columns"])) for one in (there, here)]
+        return f"the columns of its data set are {columns[0]}, but those of this one are {columns[1]}"
     return ""
 
 
@@ -82,9 +94,10 @@ def _shown(fact: object) -> str:
 
 #: Epochs, and batches of an epoch; a billionth one is never reached.
 _MOST = 10**9
+_MOST_SAMPLES = 2**53
 _BLOCK = 1 << 22  # numbers that are checked at once
 #: Entries of a session's state, by name: counts, with the numbers that they never reach; and weights.
-_COUNTS = {"epochs": _MOST, "steps": 2**53, "samples": 2**53, "clock": 2**53}
+_COUNTS = {"epochs": _MOST, "steps": 2**53, "samples": _MOST_SAMPLES, "clock": 2**53}
 _WEIGHTS = ("parameters", "center")
 _LEASE = 3  # numbers in a lease: epoch, start, stop
 
@@ -117,6 +130,13 @@ def check_facts(facts: Mapping[str, Any]) -> None:
     for name in IDENTITY[:2]:
         if not isinstance(facts.get(name), str):
             raise DamagedError(f"{name} in its facts is {facts.get(name)!r:.60}, not a text")
+    data = facts.get("data", {})  # older checkpoints have none
+    if not isinstance(data, Mapping):
+        raise DamagedError(f"data in its facts is {data!r:.60}, not what describes a data set")
+    checked_count("samples in its facts", data.get("samples", 0), _MOST_SAMPLES)
+    columns = data.get("columns", [])
+    if not (isinstance(columns, list) and all(isinstance(one, str) for one in columns)):
+        raise DamagedError(f"columns in its facts are {columns!r:.60}, not a list of texts")
 
 
 def check_entries(tree: object, names: Iterable[str]) -> None:
@@ -241,6 +261,7 @@ class CheckpointManager:
         # The ranks of a group are one worker: if one has no part, all begin anew.
         self._files = {self._file} if group is None else {*map(self._file_of, group.group.ranks)}
         self._loaded: Path | None = None  # the checkpoint that the training resumes from
+        self._loaded_facts: Mapping[str, Any] = {}
         self._anew = ""  # who does not resume there
         self._saving = saving_on(self.store, team, state, self._file)
         if team is not None:
@@ -372,7 +393,22 @@ class CheckpointManager:
                 continue
             for text in warnings:
                 warn(text)
+            self._loaded_facts = facts
             return facts
+
+    def compare_data(self, here: Mapping[str, Any]) -> None:
+        """Refuse another data set than the loaded checkpoint's, where it is known only after `resume`.
+
+        Args:
+            here: the "data" of the facts of this training, empty if unknown.
+
+        Raises:
+            ConfigurationError: the number of samples or the columns differ; on all ranks, as all have the
+                same data.
+        """
+        problem = _of_data(self._loaded_facts.get("data") or {}, here)
+        if problem:
+            raise _collective(str(self._refusal(f"belongs to another training: {problem}")))
 
     def say_resumed(self, done: int, epochs: int) -> None:
         """Print from where the training resumes, if it does; call it after `resume`.
