@@ -54,8 +54,8 @@ class AGN(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -94,8 +94,8 @@ class DiLoCo(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -139,8 +139,8 @@ class Downpour(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -175,8 +175,8 @@ class DynSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -226,8 +226,8 @@ class EAMSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -278,8 +278,8 @@ class EASGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -321,8 +321,8 @@ class GEM(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -359,8 +359,8 @@ class LocalSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -403,8 +403,8 @@ class Steady(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -439,8 +439,8 @@ class Synchronous(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 

@@ -59,8 +59,8 @@ class AGN(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -102,8 +102,8 @@ class DiLoCo(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -150,8 +150,8 @@ class Downpour(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -189,8 +189,8 @@ class DynSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -243,8 +243,8 @@ class EAMSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -298,8 +298,8 @@ class EASGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -344,8 +344,8 @@ class GEM(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -385,8 +385,8 @@ class LocalSGD(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -432,8 +432,8 @@ class Steady(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -471,8 +471,8 @@ class Synchronous(Wrapper):
                 works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
-            spares: number of ranks, the last ones, that hold a copy of the server's state and serve in
-                its place when it has died; mpiexec --with-ft ulfm.
+            spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
+                place of one that has died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

@@ -98,12 +98,12 @@ class Arrangement:
 
     def _check_spares(self) -> None:
         """Refuse where no spare can take a server's place."""
-        others = {"servers": self.servers != 1, "group_size": self.group_size != 1}
+        others = {"servers": self.servers == 0, "group_size": self.group_size != 1}
         others |= {"sub_servers": self.sub_servers > 0, "blocks": self.blocks > 0, "folds": self.folds > 1}
         for name in [name for name, given in others.items() if given]:
             raise ConfigurationError(
                 f"spares={self.spares} with {name}={getattr(self, name)} is not possible: a spare takes the "
-                f"place of a training's only server. Leave spares or {name} out"
+                f"place of one of a training's servers. Leave spares or {name} out"
             )
 
     def _check_tree(self) -> None:
@@ -389,6 +389,20 @@ class Cell:
     def holders(self) -> tuple[int, ...]:
         """The ranks that hold the shards of the centre, by shard: the servers, or else the workers."""
         return self.servers or self.workers
+
+    def spares_of(self, shard: int) -> tuple[int, ...]:
+        """Return the ranks that serve a shard when its server has died, in this order.
+
+        It is fixed, so that all ranks agree. With fewer spares than servers a spare has several shards, and
+        takes the place of the first of their servers that dies.
+
+        Example:
+            >>> cell = Topology.plan(8, Arrangement(servers=2, spares=3)).cells[0]
+            >>> cell.spares, cell.spares_of(0), cell.spares_of(1)
+            ((5, 6, 7), (5, 7), (6,))
+        """
+        own = self.spares[shard :: len(self.servers)]
+        return own or self.spares[shard % max(1, len(self.spares)) :][:1]
 
     @property
     def ranks(self) -> tuple[int, ...]:

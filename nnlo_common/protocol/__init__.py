@@ -19,13 +19,14 @@ from nnlo_common.protocol._queries import (
     LedgerClient,
     Means,
     Notes,
+    PausesBetween,
     QueryClient,
     QueryHandler,
     QueryService,
 )
 from nnlo_common.protocol._query_messages import QUERY_NUMBERS
 from nnlo_common.protocol._server import Server
-from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
+from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient, shards_without
 from nnlo_common.protocol._sub_server import SubServer
 from nnlo_common.protocol._wire import Wire
 from nnlo_common.protocol._worker import Activity, Worker, check_weight
@@ -52,6 +53,7 @@ __all__ = [
     "Moving",
     "Notes",
     "ONE_WAY",
+    "PausesBetween",
     "Phase",
     "QUERY_NUMBERS",
     "QueryClient",
@@ -73,4 +75,5 @@ __all__ = [
     "check_weight",
     "decode",
     "encode",
+    "shards_without",
 ]

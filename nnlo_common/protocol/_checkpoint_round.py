@@ -65,7 +65,7 @@ class AllPaused:
     """All workers pause; they and this server have reported their earlier parts, other servers perhaps not.
 
     Attributes:
-        pauses: number of pauses so far.
+        pauses: the number of this pause.
         savers: the ranks that have something to save.
         workers: all workers.
     """
@@ -85,7 +85,7 @@ class DraftOpened:
 
 @dataclass(frozen=True, slots=True)
 class DraftAsked:
-    """A rank that has counted `pauses` pauses asks which draft its part belongs to."""
+    """A rank asks which draft its part belongs to: that of the pause with this number; 0: of the last one."""
 
     rank: int
     pauses: int
@@ -170,6 +170,7 @@ class _DraftState:
     number: int
     expected: frozenset[int]
     parts: dict[int, PartQuery] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)  # the ranks that know its number
     trouble: str = ""
 
 
@@ -184,10 +185,12 @@ class CheckpointRound:
 
     Args:
         rank: the first server's.
+        takes_over: it serves in the place of a dead first server, whose pauses and drafts it does not know.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, takes_over: bool = False) -> None:
         self.rank = rank
+        self._takes_over = self._begins = takes_over  # and no pause has come since
         self.wanted = self.opening = self.end = self.recalled = False
         self._last = False
         self._ordered = False  # OpenDraft is out, DraftOpened has not come
@@ -232,7 +235,7 @@ class CheckpointRound:
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
-        ahead = all(pauses > self._pauses for pauses in self._asking.values())
+        ahead = not any(map(self._knows, self._asking.values()))
         for holds, what in (
             (self._draft is None or self.awaited, "a draft with no parts outstanding is closed"),
             (self.opening or ahead, "each draft query is answered as soon as the draft is known"),
@@ -258,7 +261,7 @@ class CheckpointRound:
 
     def _all_paused(self, event: AllPaused) -> list[RoundAction]:
         wanted, self.wanted = self.wanted, False
-        self._pauses, self._number = event.pauses, None
+        self._pauses, self._number, self._begins = event.pauses, None, False
         if not wanted:
             return self._answers()
         self.opening, self._savers = True, event.savers | {self.rank}
@@ -283,7 +286,9 @@ class CheckpointRound:
 
     def _reported(self, event: PartReported) -> list[RoundAction]:
         draft, part = self._draft, event.part
-        if draft is not None and part.number == draft.number:
+        # A draft of a dead server may have had the same number.
+        told = draft is not None and (event.rank in draft.told or not self._takes_over)
+        if draft is not None and part.number == draft.number and (told or event.rank == self.rank):
             draft.parts[event.rank] = part
             draft.trouble = part.trouble or draft.trouble
         return self._move_on()
@@ -318,6 +323,19 @@ class CheckpointRound:
     def _answers(self) -> list[RoundAction]:
         if self.opening:
             return []
-        ready = [rank for rank, pauses in sorted(self._asking.items()) if pauses <= self._pauses]
-        answer = DraftAnswer(number=self._number, end=self.end, recalled=self.recalled)
-        return [AnswerDraftQuery(rank, answer) for rank in ready if self._asking.pop(rank) is not None]
+        ready = {rank: pauses for rank, pauses in sorted(self._asking.items()) if self._knows(pauses)}
+        self._asking = {rank: pauses for rank, pauses in self._asking.items() if rank not in ready}
+        return [AnswerDraftQuery(rank, self._answer(rank, pauses)) for rank, pauses in ready.items()]
+
+    def _knows(self, pauses: int) -> bool:
+        """Whether a rank can be told the draft of this pause; it may have seen the pause earlier."""
+        return pauses <= self._pauses or self._begins
+
+    def _answer(self, rank: int, pauses: int) -> DraftAnswer:
+        # Whoever has taken over from a dead server may come late, when its part is not awaited any more.
+        draft, number = self._draft, self._number
+        if pauses and not (pauses == self._pauses and draft is not None and rank in draft.expected):
+            number = None
+        if draft is not None and number is not None:
+            draft.told.add(rank)
+        return DraftAnswer(number=number, end=self.end, recalled=self.recalled)

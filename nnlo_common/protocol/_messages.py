@@ -87,7 +87,7 @@ class Message(NamedTuple):
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps, but `epochs` in a JOIN that is `again`; replies: the centre's
-            commits.
+            commits; read it as `pauses` in PAUSE and PAUSED.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
             replies.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
@@ -97,8 +97,8 @@ class Message(NamedTuple):
             `last_copy` in COPY.
         mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
             kind.
-        samples: requests: the number of samples the sender has taken so far; read it as `progress` in
-            replies.
+        samples: requests: the number of samples the sender has taken so far, but `pauses` in a JOIN that is
+            `again`; read it as `progress` in replies.
         vector: the numbers, if the kind has any.
         pause: replies: pause at the next batch boundary.
     """
@@ -170,6 +170,14 @@ class Message(NamedTuple):
     def views(self) -> int:
         """JOIN that is `again`: how often the worker has viewed the centre together with all others."""
         return int(self.scalar)
+
+    @property
+    def pauses(self) -> int:
+        """PAUSE and PAUSED: the number of the pause; JOIN that is `again`: of the last that was granted.
+
+        The first server counts the pauses, and workers tell the others its number.
+        """
+        return self.samples if self.kind is Kind.JOIN else self.clock
 
     @property
     def refreshes(self) -> bool:

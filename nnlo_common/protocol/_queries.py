@@ -33,6 +33,8 @@ from nnlo_common.protocol._query_messages import (
     MeanAnswer,
     MeanQuery,
     NoteQuery,
+    PauseAnswer,
+    PauseQuery,
     Query,
     ReadLedgerQuery,
     ReturnQuery,
@@ -53,6 +55,7 @@ __all__ = [
     "LedgerClient",
     "Means",
     "Notes",
+    "PausesBetween",
     "QueryClient",
     "QueryHandler",
     "QueryService",
@@ -318,6 +321,8 @@ class QueryClient:
             return []
         message, expected = event.message, self._expected
         heed(message, self.rank)
+        if message.kind is Kind.ANSWER and message.sender != self.service:
+            return [Release(message.sender, event.frame)]  # the last word of a dead one
         if self._returning and message.kind is Kind.ANSWER and message.sequence == self._returning:
             self._returning = 0
             released = Release(message.sender, event.frame)
@@ -532,6 +537,30 @@ class Notes:
             last = _last(by_epoch, epoch)
             for old in [one for one in by_epoch if last is not None and one < last]:
                 del by_epoch[old]
+
+
+class PausesBetween:
+    """Tells servers that have taken over from dead ones which pauses between two epochs are over.
+
+    Attributes:
+        numbers: that of each of these pauses, in order; 0 where only another rank has known it.
+
+    Args:
+        known: how many of them another rank has known.
+    """
+
+    def __init__(self, known: int = 0) -> None:
+        self.handlers: Handlers = {PauseQuery: self.ask}
+        self.numbers = [0] * known
+
+    def ask(self, rank: int, query: PauseQuery) -> Answers:
+        """Answer at once."""
+        made = query.saves <= len(self.numbers)
+        return [(rank, PauseAnswer(number=self.numbers[query.saves - 1] if made else None))]
+
+    def gone(self, rank: int, *, lost: bool) -> Answers:  # noqa: ARG002 - a handler's
+        """Do nothing: nobody waits."""
+        return []
 
 
 def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:

@@ -44,6 +44,8 @@ __all__ = [
     "NoteQuery",
     "NothingMoreQuery",
     "PartQuery",
+    "PauseAnswer",
+    "PauseQuery",
     "QUERY_NUMBERS",
     "Query",
     "ReadLedgerQuery",
@@ -329,7 +331,7 @@ class DraftQuery(Query[DraftAnswer]):
     """Asks which checkpoint the sender's part belongs to; answered once it is begun on disk.
 
     Attributes:
-        pauses: the pauses that the sender has counted; another server may see one before the first does.
+        pauses: the number of the pause; another server may see one before the first does. 0: the last.
     """
 
     pauses: int
@@ -357,6 +359,24 @@ class PartQuery(Query[Answer]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NothingMoreQuery(Query[Answer]):
     """Announces that the sender has reported all its parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseAnswer(Answer):
+    """Number of the pause in which all ranks have saved between two epochs; None: it has not come yet."""
+
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseQuery(Query[PauseAnswer]):
+    """Asks for the pause of a save between two epochs; a server does that has taken over from a dead one.
+
+    Attributes:
+        saves: which of these saves it is, from 1.
+    """
+
+    saves: int
 
 
 # -- queries and answers on the wire: JSON with every field checked, followed by float32 numbers -------

@@ -45,7 +45,8 @@ class Server:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
         awaited: the number of workers that may still contribute.
         peers: the record of each worker, by rank.
-        other_servers: how often each of them has pulled the centre; inf once it will pull no more.
+        other_servers: the epochs after which each of them, and each spare, has pulled the centre last; inf
+            once it will pull no more.
         by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
@@ -82,12 +83,9 @@ class Server:
         by_parts: bool = False,
         wire: Wire = PLAIN,
     ) -> None:
-        self.rule, self.rank, self.shard, self.depth = rule, rank, shard, depth
-        self.by_parts = by_parts and not wire.packs
-        self.of_any_size = {Kind.OPTIONS, *(_PACKED if wire.packs else ())}
-        self._wire = wire
-        self._wires: dict[int, WireEnd] = {}  # to each worker that has joined
+        self.rank, self.depth, self._in_parts = rank, depth, by_parts
         self.peers = Peers({worker: Peer() for worker in workers})
+        self.serve(rule, shard, wire)
         self.awaited = len(self.peers)
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
         self.staleness: Counter[int] = Counter()
@@ -96,7 +94,6 @@ class Server:
         self.after_commit: Callable[[], object] | None = None
         self.before_taking: Callable[[Message], object] = lambda message: None
         self.handled: list[int] | None = [] if record else None
-        self.story = Story(f"server rank {rank}, shard {shard}")
         self._dropped: dict[int, float] = {}  # after how long a silence
         self._waiting = WaitingRequests(self.peers)
         self.pauses = self._waiting.pauses
@@ -109,7 +106,6 @@ class Server:
         # The progress when the first worker had finished so many epochs.
         self.progress_at: list[float] = [0.0]
         rule.attend(self.awaited)
-        self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
         self.handlers: dict[Kind, Callable[[Received], list[Action]]] = {
             Kind.JOIN: self._join,
             Kind.EXCHANGE: self._contribution,
@@ -127,6 +123,22 @@ class Server:
 
     # -- calls from outside ---------------------------------------------------------------------------
 
+    def serve(self, rule: CenterRule, shard: int, wire: Wire = PLAIN) -> None:
+        """Serve this shard from now on; call it before any worker has joined.
+
+        Args:
+            rule: the centre's half of the algorithm.
+            shard: the shard's number.
+            wire: how vectors travel between it and its workers.
+        """
+        self.rule, self.shard = rule, shard
+        self.story = Story(f"server rank {self.rank}, shard {shard}")
+        self.by_parts = self._in_parts and not wire.packs
+        self.of_any_size = {Kind.OPTIONS, *(_PACKED if wire.packs else ())}
+        self._wire = wire
+        self._wires: dict[int, WireEnd] = {}  # to each worker that has joined
+        self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
+
     @property
     def finished(self) -> bool:
         """Whether every worker has left or died."""
@@ -137,9 +149,9 @@ class Server:
         """The number of contributions that wait for others."""
         return len(self._waiting.contributions)
 
-    def pulled_by_other_servers(self, times: int) -> bool:
-        """Whether every other server has pulled the centre at least `times` times."""
-        return all(pulls >= times for pulls in self.other_servers.values())
+    def pulled_by(self, ranks: Iterable[int], epochs: float) -> bool:
+        """Whether each of these servers has pulled the centre of the end of this epoch, or of a later one."""
+        return all(self.other_servers.get(rank, math.inf) >= epochs for rank in ranks)
 
     def set_rate(self, rate: float) -> None:
         """Send workers a learning rate with all replies from now on; 0: stop sending one.
@@ -165,6 +177,9 @@ class Server:
         if message.sender in self.other_servers and self._is_call(message):
             self._calls.append(event)
             return self._answer_calls()
+        if message.kind is Kind.LEAVE and message.sender in self.other_servers.keys() - self.peers.keys():
+            self.other_servers[message.sender] = math.inf
+            return [Release(message.sender, event.frame)]
         if message.sender in self._dropped:
             return [refusal(event, self.rank, self._dropped[message.sender])]
         problem = refused(self, message)
@@ -179,7 +194,8 @@ class Server:
             peer.sequence = message.sequence
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
-        peer.samples = message.samples
+        if not (message.kind is Kind.JOIN and message.again):
+            peer.samples = message.samples
         if self.handled is not None and message.kind is not Kind.PAUSE:  # a pause moves nothing
             self.handled.append(message.sender)
         return self.handlers[message.kind](event)
@@ -378,6 +394,7 @@ class Server:
     def _know(self, peer: Peer, message: Message) -> None:
         """Note where a worker is that goes on here after another server's death."""
         peer.epochs, peer.views = message.epochs, message.views
+        self.pauses.made = max(self.pauses.made, message.pauses)
         self.commits_lost = max(self.commits_lost, message.pulled_at - self.rule.clock)
         while len(self.progress_at) <= peer.epochs:
             self.progress_at.append(self.rule.progress)
@@ -424,7 +441,7 @@ class Server:
     def _pause(self, event: Received) -> list[Action]:
         self.pauses.waiting.append(event)
         # The dead server may have asked only some workers for the pause.
-        self.pauses.wanted |= event.message.again
+        self.pauses.wanted |= event.message.again and event.message.pauses > self.pauses.made
         return self.answer_pauses()
 
     def _view(self, event: Received) -> list[Action]:
@@ -513,7 +530,8 @@ class Server:
         ready = [event for event in self._calls if self.peers.have_finished(event.message.sequence)]
         self._calls = [event for event in self._calls if event not in ready]
         for event in ready:
-            self.other_servers[event.message.sender] += math.inf if event.message.last_pull else 1
+            asked = math.inf if event.message.last_pull else event.message.sequence
+            self.other_servers[event.message.sender] = max(self.other_servers[event.message.sender], asked)
         answers = [self._center_to(event, last=self.finished) for event in ready]
         return [*answers, *self.tell_wishes()] if self._calls else [*answers]
 
@@ -524,12 +542,14 @@ class Server:
         """
         if not self.pauses.waiting:
             return []
+        over = self.pauses.over(all_numbered=self.shard > 0)
+        answers: list[Action] = [self._paused(event, cancelled=False) for event in over]
         contributed = {event.message.sender for event in self._waiting.contributions}
         requests = self.pauses.cancelled(contributed) if self.shard == 0 else []
-        cancelled: list[Action] = [self._paused(event, cancelled=True) for event in requests]
+        answers += [self._paused(event, cancelled=True) for event in requests]
         if contributed or self._waiting.locks or self._holder is not None:
-            return cancelled
-        return [*cancelled, *(self._paused(event, cancelled=False) for event in self.pauses.complete())]
+            return answers
+        return [*answers, *(self._paused(event, cancelled=False) for event in self.pauses.complete())]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []
@@ -643,7 +663,7 @@ class Server:
             kind,
             self.rank,
             request.sequence,
-            self.rule.clock,
+            self.pauses.made if kind is Kind.PAUSED else self.rule.clock,
             self._progress_before(request.sender),
             scalar=self.rate,
             shard=request.shard,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nnlo_common.algorithms import Ask, WorkerRule
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Release, Send, Story, kept, restored
 from nnlo_common.protocol._messages import REPLIES, Kind, Message
 from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 
-__all__ = ["Phase", "Shard", "ShardClient"]
+__all__ = ["Phase", "Shard", "ShardClient", "shards_without"]
 
 
 class Phase(enum.Enum):
@@ -56,6 +56,24 @@ class Shard:
         return vector if self.place == slice(0, vector.size) else vector[self.place]
 
 
+def shards_without(shards: Sequence[Shard], rank: int) -> list[Shard]:
+    """Return the shards once this rank is dead, in their order; a spare that now serves is nobody's spare.
+
+    Which deaths a training survives does not depend on the order in which a rank hears of them.
+
+    Raises:
+        PeerLostError: nobody can serve one of them.
+    """
+    left = []
+    for shard in shards:
+        one = shard.without(rank)
+        if one is None:
+            raise PeerLostError(rank, "a server of the centre has died")
+        left.append(one)
+    serving = {one.server for one in left}
+    return [replace(one, spares=tuple(spare for spare in one.spares if spare not in serving)) for one in left]
+
+
 _ASKS = {Ask.EXCHANGE: Kind.EXCHANGE, Ask.PUSH: Kind.PUSH, Ask.PULL: Kind.PULL, Ask.LOCK: Kind.LOCK}
 _ANSWERED = frozenset({*_ASKS.values(), Kind.VIEW})
 _NOTHING = 2.0**-60  # a weight must be above 0; next to a step's weight this one vanishes in float32
@@ -83,6 +101,7 @@ class ShardClient:
         pause_requested: the server's latest reply asks to pause at the next batch boundary.
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
+        pauses: the number of the last pause that was granted.
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
         sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
@@ -113,6 +132,7 @@ class ShardClient:
         self.lent = False
         self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
+        self.pauses = self._pause = 0  # the number of the last pause that was granted, and that was asked for
         self.keeps_parameters = self.absorbing = False
         self.sample: Vector | None = None
         self.epochs = 0
@@ -297,6 +317,8 @@ class ShardClient:
             self._check_reply(message, Kind.PAUSED)
             self._note(message)
             self.pausing, self.paused, self.pause_cancelled = False, not message.cancelled, message.cancelled
+            if self.paused:
+                self.pauses = message.pauses
             return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
@@ -338,10 +360,15 @@ class ShardClient:
         self._look_at = self._sequence
         return request
 
-    def pause(self) -> list[Action]:
-        """Ask for a pause of all workers, between two steps; replies under way still arrive."""
+    def pause(self, number: int | None = None) -> list[Action]:
+        """Ask for a pause of all workers, between two steps; replies under way still arrive.
+
+        Args:
+            number: that of the pause, as the first server has counted; None: this is the first server.
+        """
         self._expect(Phase.TRAINING, "pause")
         self.pausing, self.paused = True, False
+        self._pause = self.pauses + 1 if number is None else number
         return [self._request(Kind.PAUSE)]
 
     def options(self, values: Vector) -> list[Action]:
@@ -581,7 +608,7 @@ class ShardClient:
             kind,
             self.rank,
             0 if joining else self._sequence,
-            self.epochs if rejoins else self.rule.clock,
+            self.epochs if rejoins else self._pause if kind is Kind.PAUSE else self.rule.clock,
             self.pulled_at,
             self._views if rejoins else self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
@@ -589,7 +616,7 @@ class ShardClient:
             (joining and self.keeps_parameters and not rejoins)
             or (kind is Kind.VIEW and self._refreshes)
             or (kind is Kind.PULL and self.looking),
-            self.samples,
+            self.pauses if rejoins else self.samples,
             vector,
         )
         self.story.tell("sent", message)

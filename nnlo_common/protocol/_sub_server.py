@@ -196,7 +196,9 @@ class SubServer(Server):
 
     def _end_pause(self, *, cancelled: bool) -> list[Action]:
         if not cancelled:
-            return [self._paused(one, cancelled=False) for one in self.pauses.complete()]
+            done = self.pauses.complete()
+            self.pauses.made = self.client.pauses
+            return [self._paused(one, cancelled=False) for one in done]
         waiting, self.pauses.waiting = self.pauses.waiting, []
         return [self._paused(one, cancelled=True) for one in waiting]
 

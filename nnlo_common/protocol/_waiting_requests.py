@@ -27,7 +27,8 @@ class Pauses:
 
     Attributes:
         wanted: replies ask workers to pause.
-        made: number of pauses that all workers have made together.
+        made: the number of the last pause that all workers have made together.
+        completed: how many of them were completed here; others had replaced a dead server's.
         waiting: the unanswered requests to pause.
         before_epoch: a pause may complete only until all have finished this many epochs, so that the server
             is at the same place of the script as the workers; also if a death completes the pause.
@@ -37,7 +38,7 @@ class Pauses:
     """
 
     def __init__(self, peers: Peers) -> None:
-        self.wanted, self.made = False, 0
+        self.wanted, self.made, self.completed = False, 0, 0
         self.waiting: list[Received] = []
         self.before_epoch = math.inf
         self._peers = peers
@@ -71,7 +72,22 @@ class Pauses:
         if not self.ready():
             return []
         done, self.waiting, self.wanted = self.waiting, [], False
-        self.made += 1
+        self.made = max(self.made + 1, *(event.message.pauses for event in done))
+        self.completed += 1
+        return done
+
+    def over(self, *, all_numbered: bool) -> list[Received]:
+        """Remove and return the requests for pauses that a dead server has granted to others.
+
+        Args:
+            all_numbered: all requests have the first server's number; else those do that are sent again.
+        """
+        done = [
+            event
+            for event in self.waiting
+            if event.message.pauses <= self.made and (all_numbered or event.message.again)
+        ]
+        self.waiting = [event for event in self.waiting if event not in done]
         return done
 
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
-from nnlo_common.base._errors import ConfigurationError, PeerLostError, ProtocolError
+from nnlo_common.base._errors import ConfigurationError, ProtocolError
 from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.protocol._events import Action, Received, Wait
-from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient
+from nnlo_common.protocol._shard_client import Phase, Shard, ShardClient, shards_without
 from nnlo_common.protocol._waiting_requests import heed
 from nnlo_common.protocol._wire import Wire
 
@@ -182,14 +182,12 @@ class Worker:
         Raises:
             PeerLostError: there is none.
         """
-        for shard_client in self.shard_clients:
-            shard, left = shard_client.shard, shard_client.shard.without(rank)
-            if left is None:
-                raise PeerLostError(rank, "a server of the centre has died")
-            if left.server == shard.server:
-                shard_client.shard = left
+        shards = shards_without([one.shard for one in self.shard_clients], rank)
+        for shard_client, shard in zip(self.shard_clients, shards, strict=True):
+            if shard.server == shard_client.shard.server:
+                shard_client.shard = shard
             else:
-                yield from shard_client.go_on_without(left)
+                yield from shard_client.go_on_without(shard)
         while any(shard_client.phase is Phase.JOINING for shard_client in self.shard_clients):
             yield Wait()
 
@@ -280,17 +278,21 @@ class Worker:
         yield from self._all(ShardClient.finish_epoch)
         self._epochs += 1
 
-    def pause(self) -> Activity:
+    def pause(self, granted: Callable[[], object] = lambda: None) -> Activity:
         """Wait between two steps until all workers pause and nothing is under way; then the state is exact.
 
         The server cancels the pause if other workers need this one first; check `paused`.
+
+        Args:
+            granted: called when the first server has granted it, so that it is not cancelled any more.
         """
         # Ask the first server alone first: if a worker died meanwhile, servers asked at once could cancel the
         # pauses of different workers, which would then wait for each other. The others only wait for all.
         first, *others = self.shard_clients
         yield from self._ask_to_pause([first])
         if first.paused:
-            yield from self._ask_to_pause(others)
+            granted()
+            yield from self._ask_to_pause(others, first.pauses)
 
     def leave(self) -> Activity:
         """Absorb all open replies and leave all servers."""
@@ -373,9 +375,9 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.sample = sample
 
-    def _ask_to_pause(self, shard_clients: Sequence[ShardClient]) -> Activity:
+    def _ask_to_pause(self, shard_clients: Sequence[ShardClient], number: int | None = None) -> Activity:
         for shard_client in shard_clients:
-            yield from shard_client.pause()
+            yield from shard_client.pause(number)
         while any(shard_client.pausing for shard_client in shard_clients):
             yield Wait()
 

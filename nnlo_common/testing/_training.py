@@ -112,7 +112,7 @@ def train_virtually(
         losses: the ranks that die, and the number of handled requests before that.
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
-        deaths: deaths of the only server, in order; each time a rank after the workers takes its place.
+        deaths: deaths of servers, in order; each time a rank after the workers takes the place.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
@@ -130,9 +130,14 @@ def train_virtually(
     workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
     _refuse_unused(algorithm, optimizer)
     algorithm.check(workers, servers)
-    if deaths and servers > 1:
-        raise ConfigurationError(f"deaths={list(deaths)!r} with servers={servers} is not possible; use one")
-    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, len(deaths))
+    for one in deaths:
+        if one.shard not in range(servers):
+            raise ConfigurationError(
+                f"deaths={list(deaths)!r}: there is no shard {one.shard}; the servers have the shards 0 to "
+                f"{servers - 1}"
+            )
+    dying = tuple(one.shard for one in deaths)
+    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, dying)
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
     ends = {
         name: _counts_by_rank(name, given or {}, cell.ranks)
@@ -162,13 +167,13 @@ def train_virtually(
 
 @dataclass(frozen=True, slots=True)
 class VirtualRanks:
-    """Makes the servers and workers of a run."""
+    """Makes the servers and workers of a run; there is a spare for each shard whose server dies."""
 
     algorithm: Algorithm
     start: FlatVector
     servers: int
     workers: int
-    spares: int = 0
+    dying: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> range:
@@ -176,18 +181,22 @@ class VirtualRanks:
         return range(self.servers, self.servers + self.workers)
 
     def shards(self) -> list[Shard]:
-        last = self.servers + self.workers
-        spares = tuple(range(last, last + self.spares))
         places = self.start.layout.cut(self.servers)
-        return [Shard(index, index, place, spares) for index, place in enumerate(places)]
+        return [Shard(index, index, place, self._spares_of(index)) for index, place in enumerate(places)]
+
+    def _spares_of(self, shard: int) -> tuple[int, ...]:
+        last = self.servers + self.workers
+        return tuple(last + turn for turn, index in enumerate(self.dying) if index == shard)
 
     def make_servers(self, optimizer: VectorOptimizer | None) -> list[Server]:
         return [self._server(shard, optimizer) for shard in self.shards()]
 
     def make_spares(self, optimizer: VectorOptimizer | None) -> list[Server]:
-        (shard, *_) = self.shards()
-        spares = shard.spares
-        return [self._server(replace(shard, server=rank, spares=()), optimizer) for rank in spares]
+        return [
+            self._server(replace(shard, server=rank, spares=()), optimizer)
+            for shard in self.shards()
+            for rank in shard.spares
+        ]
 
     def _server(self, shard: Shard, optimizer: VectorOptimizer | None) -> Server:
         mine = None if optimizer is None else fitted(optimizer, self.start.layout, shard.place)

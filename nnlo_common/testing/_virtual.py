@@ -299,11 +299,12 @@ _Channel: TypeAlias = deque[tuple[float, Received]]
 
 @dataclass(frozen=True, slots=True)
 class ServerDeath:
-    """Death of the server of shard 0, whose place another rank takes.
+    """Death of a server, whose place another rank takes.
 
     Attributes:
         copied: the number of requests handled by all servers when the newest copy of its state was made.
         died: the same at its death.
+        shard: the number of the shard that it serves.
 
     Example:
         >>> from nnlo_common import SGD, Downpour
@@ -317,6 +318,7 @@ class ServerDeath:
 
     copied: int
     died: int
+    shard: int = 0
 
 
 class VirtualCluster:
@@ -340,8 +342,8 @@ class VirtualCluster:
         losses: the ranks that die, and the number of handled requests before that.
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
-        deaths: deaths of the server of shard 0, in order; with as many `spares`.
-        spares: what serves in its place, each in turn.
+        deaths: deaths of servers, in order; with as many `spares` of the same shards.
+        spares: what serves in their place, each in turn.
         check: validate every invariant after every event.
 
     Example:
@@ -379,8 +381,9 @@ class VirtualCluster:
         check: bool = False,
     ) -> None:
         self.servers, self.workers = list(servers), dict(workers)
-        self._deaths, self._spares, self._copy = list(deaths), list(spares), self.servers[0].copy()
-        self._left: set[int] = set()  # workers that have told a spare that they leave
+        self._deaths, self._spares = list(deaths), list(spares)
+        self._copies = {server.shard: server.copy() for server in self.servers}  # the newest
+        self._left: set[tuple[int, int]] = set()  # shards, and workers that have told a spare that they leave
         self.trace: dict[int, list[int]] = {server.shard: [] for server in servers}
         self.now_s, self.refused = 0.0, list[DroppedError]()
         self._programs = dict(programs)
@@ -419,22 +422,24 @@ class VirtualCluster:
         return self._schedule.choose(waiting) if waiting else None
 
     def _strike(self) -> None:
-        """Copy the first server's state, and let it die, when it is time."""
+        """Copy the state of the server that dies next, and let it die, when it is time."""
         handled = sum(self._handled.values())
         if self._deaths and self._deaths[0].copied == handled:
-            self._copy = self.servers[0].copy()
+            shard = self._deaths[0].shard
+            self._copies[shard] = self.servers[shard].copy()
         while self._deaths and self._deaths[0].died <= handled:
-            self._deaths.pop(0)
-            self._replace_server()
+            self._replace_server(self._deaths.pop(0).shard)
 
-    def _replace_server(self) -> None:
-        """Let the next spare take the place of shard 0's server, with the newest copy."""
-        dead, self.servers[0] = self.servers[0].rank, self._spares.pop(0)
+    def _replace_server(self, shard: int) -> None:
+        """Let the next spare take the place of a shard's server, with the newest copy."""
+        spare = next(one for one in self._spares if one.shard == shard)
+        self._spares.remove(spare)
+        dead, self.servers[shard] = self.servers[shard].rank, spare
         for rank in self.workers:
-            self._channels[0, rank].clear()
-        self.servers[0].take_over(self._copy, self._left)
+            self._channels[shard, rank].clear()
+        spare.take_over(self._copies[shard], {rank for index, rank in self._left if index == shard})
         for rank in self._lost:
-            self.servers[0].handle(Lost(rank))
+            spare.handle(Lost(rank))
         for rank in list(self._programs):
             left = self.workers[rank].go_on_without(dead)
             self._programs[rank] = chain(left, self._programs[rank])
@@ -494,7 +499,7 @@ class VirtualCluster:
             self.workers[rank].validate()
         for action in actions:
             if isinstance(action, Send) and action.rank in self._waiting_spares():
-                self._left.add(rank)
+                self._left.add((action.message.shard, rank))
             elif isinstance(action, Send):
                 event = self._carried(action.message)
                 channel = self._channels[event.message.shard, rank]

@@ -132,10 +132,10 @@ class GroupWorkerRank(WorkerRank):
         found: Any = read_answer(query.answered_by(), vector, "what the lead has heard of leases")
         return cast("AnswerT", found)
 
-    def pause(self) -> bool:
+    def pause(self, *, between: bool = False) -> bool:
         """Wait until all workers are at a batch boundary; False: the pause was cancelled."""
         self._group.meet(Meeting.PAUSE)
-        return super().pause()
+        return super().pause(between=between)
 
     def state(self) -> State:
         """Return all that the next step depends on; exact in a pause."""
@@ -361,7 +361,7 @@ class GroupTrainer:
         self._tells &= ~_Told.WRITTEN
         return self._group.gather_bytes(data)
 
-    def pause(self) -> bool:
+    def pause(self, *, between: bool = False) -> bool:  # noqa: ARG002 - servers count them
         """Wait for the others."""
         self._group.meet(Meeting.PAUSE)
         self.pause_requested = False

@@ -201,7 +201,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part, cell.spares)
+        Shard(index, server, part, cell.spares_of(index))
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -301,13 +301,6 @@ def _join_as_worker(
     group: GroupRank | None,
 ) -> WorkerRank:
     leads = group is None or group.index == 0
-    links = [_link(plan, shard.server, shard, serving=False) for shard in shards] if leads else []
-    links.append(_query_link(plan, shards, cell.servers[0], serving=False))
-    for spare in cell.spares:
-        links += [
-            _link(plan, spare, shards[0], serving=False),
-            _query_link(plan, shards, spare, serving=False),
-        ]
     parameters = plan.parameters if plan.own_parameters is None else plan.own_parameters
     worker = Worker(
         world.rank if group is None else group.group.ranks[0],
@@ -321,7 +314,7 @@ def _join_as_worker(
         given_sums=plan.given_sums,
     )
     queries = _query_client(world, plan, cell, shards)
-    hosts = {rank: places[rank].host for rank in (*cell.servers, *cell.spares)}
+    hosts = _hosts(cell, places)
     common: dict[str, Any] = {
         "stall_timeout_s": plan.ranks.stall_timeout_s,
         "tells": world.rank == cell.workers[0],
@@ -329,7 +322,7 @@ def _join_as_worker(
         "spares": cell.spares,
         "drop": world.drop,
     }
-    endpoint: Endpoint = world.open(links)
+    endpoint: Endpoint = world.open(_links(plan, cell, shards, world.rank))
     if group is None:
         return WorkerRank(endpoint, worker, queries, hosts, **common)
     asking = endpoint
@@ -346,37 +339,23 @@ def _join_as_server(
     world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[ServerRank, Server]:
     index = cell.servers.index(world.rank)
-    mine, others = shards[index], [shard for shard in shards if shard.index != index]
-    links = [_link(plan, rank, mine, serving=True) for rank in cell.workers]
-    for shard in others:
-        links += [
-            _link(plan, shard.server, mine, serving=True),
-            _link(plan, shard.server, shard, serving=False),
-        ]
-    for spare in cell.spares:
-        links += _spare_links(plan, shards, spare, serving=True)
-    server = _server(world, plan, cell, mine, others)
+    mine = shards[index]
+    server = _server(world, plan, cell, shards, mine)
     service: TrainingQueries | None = None
     if index == 0:
-        asking = [*(rank for group in cell.groups for rank in group), *cell.servers[1:]]
-        links += [_query_link(plan, shards, rank, serving=True) for rank in asking]
         every = *cell.servers, *cell.spares
         service = _service(world, plan, cell, shards, server.rule, servers=every)
-    else:
-        links.append(_query_link(plan, shards, cell.servers[0], serving=False))
-    endpoint, parameters = world.open(links), plan.parameters
     serving = ServerRank(
-        endpoint,
+        world.open(_links(plan, cell, shards, world.rank)),
         server,
-        parameters,
-        mine.place,
-        others,
+        plan.parameters,
+        shards,
         queries=service or _query_client(world, plan, cell, shards),
         service=service,
         stall_detector=_stall_detector(plan, cell, places, tells=index == 0),
         drop=world.drop,
         groups=cell.groups,
-        spares=cell.spares,
+        hosts=_hosts(cell, places),
     )
     return serving, server
 
@@ -384,63 +363,95 @@ def _join_as_server(
 def _join_as_spare(
     world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[SpareRank, Server]:
-    (shard,) = shards
-    links = _spare_links(plan, shards, shard.server, serving=False)
-    links += [_link(plan, rank, shard, serving=True) for rank in cell.workers]
-    links += [_query_link(plan, shards, rank, serving=True) for rank in cell.workers]
-    for spare in cell.spares:
-        if spare != world.rank:
-            links += _spare_links(plan, shards, spare, serving=world.rank < spare)
-    server = _server(world, plan, cell, shard, [])
+    shard = next(one for one in shards if world.rank in one.spares)  # the first that it may serve
+    server = _server(world, plan, cell, shards, shard)
 
-    def serve_queries(workers: Sequence[int], spares: Sequence[int]) -> TrainingQueries:
-        serve = world.rank, *spares
-        return _service(world, plan, cell, shards, server.rule, servers=serve, workers=workers)
+    def serve_another(shard: Shard) -> tuple[CenterRule, Wire]:
+        return _rule(plan, cell, shards, shard), _wire(plan, shard)
+
+    def serve_queries(workers: Sequence[int], others: Sequence[int], pauses: int) -> TrainingQueries:
+        serve = world.rank, *others
+        return _service(world, plan, cell, shards, server.rule, servers=serve, workers=workers, pauses=pauses)
 
     spare_rank = SpareRank(
-        world.open(links),
+        world.open(_links(plan, cell, shards, world.rank)),
         server,
         plan.parameters,
-        shard,
+        shards,
         queries=_query_client(world, plan, cell, shards),
+        serve_another=serve_another,
         serve_queries=serve_queries,
         stall_detector=_stall_detector(plan, cell, places, tells=True),
         drop=world.drop,
-        hosts={rank: places[rank].host for rank in (*cell.servers, *cell.spares)},
+        hosts=_hosts(cell, places),
     )
     return spare_rank, server
 
 
-def _spare_links(plan: TrainingPlan, shards: list[Shard], peer: int, *, serving: bool) -> list[Link]:
-    """Return the links between a server and a spare, of one side: pulls, queries, and copies."""
-    return [
-        _link(plan, peer, shards[0], serving=serving),
-        _query_link(plan, shards, peer, serving=serving),
-        Link(peer, len(shards) + 1, PIECE, 1, not serving),
-    ]
+def _hosts(cell: Cell, places: Sequence[Place]) -> dict[int, str]:
+    """Return the hosts of all ranks that may serve."""
+    return {rank: places[rank].host for rank in (*cell.servers, *cell.spares)}
 
 
-def _server(world: RankWorld, plan: TrainingPlan, cell: Cell, mine: Shard, others: list[Shard]) -> Server:
+def _links(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], rank: int) -> list[Link]:
+    """Return the links of a rank; those of its peers are their mirror images.
+
+    Who may serve a shard has a link for it to every other rank, and for queries, too, if it is the first
+    shard. Of two that may both serve it the earlier serves the later, and sends it copies.
+    """
+    links = []
+    members = {one for group in cell.groups for one in group[1:]}  # their lead exchanges for them
+    trains = [one for group in cell.groups for one in group]
+    ranks = [*cell.servers, *trains, *cell.spares]
+    for shard in shards:
+        may_serve = (shard.server, *shard.spares)
+        for serves in may_serve:
+            for served in ranks:
+                both = served in may_serve
+                if rank not in (serves, served) or (
+                    both and may_serve.index(served) <= may_serve.index(serves)
+                ):
+                    continue
+                peer, serving = (served, True) if rank == serves else (serves, False)
+                if served not in members:
+                    links.append(_link(plan, peer, shard, serving=serving))
+                if shard.index == 0:
+                    links.append(_query_link(plan, shards, peer, serving=serving))
+                if both:
+                    links.append(Link(peer, len(shards) + 1, PIECE, 1, not serving))
+    return links
+
+
+def _server(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], mine: Shard) -> Server:
     """Return the state machine of a shard on this rank."""
-    center = plan.parameters.vector[mine.place]
-    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
-    rule.in_groups(len(cell.groups[0]))
-    if others:
-        rule.share(plan.parameters.vector.size)
-    told = rule.gain_report()
-    if told is not None and told.held_bytes:
-        _LOG.info("a copy of the centre is kept to go back to: %.3g MB on this server", told.held_bytes / 1e6)
     return Server(
-        rule,
+        _rule(plan, cell, shards, mine),
         cell.workers,
         rank=world.rank,
         shard=mine.index,
         depth=plan.algorithm.lag + 1,
-        other_servers=[shard.server for shard in others],
+        other_servers=[rank for rank in (*cell.servers, *cell.spares) if rank != world.rank],
         record=plan.record,
         by_parts=True,
-        wire=Wire(plan.algorithm, plan.parameters.layout, mine.place),
+        wire=_wire(plan, mine),
     )
+
+
+def _rule(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], mine: Shard) -> CenterRule:
+    """Return the centre's half of the algorithm for a shard; the centre is a view of the parameters."""
+    center = plan.parameters.vector[mine.place]
+    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    rule.in_groups(len(cell.groups[0]))
+    if len(shards) > 1:
+        rule.share(plan.parameters.vector.size)
+    told = rule.gain_report()
+    if told is not None and told.held_bytes:
+        _LOG.info("a copy of the centre is kept to go back to: %.3g MB on this server", told.held_bytes / 1e6)
+    return rule
+
+
+def _wire(plan: TrainingPlan, shard: Shard) -> Wire:
+    return Wire(plan.algorithm, plan.parameters.layout, shard.place)
 
 
 def _stall_detector(plan: TrainingPlan, cell: Cell, places: Sequence[Place], *, tells: bool) -> StallDetector:
@@ -457,12 +468,16 @@ def _service(
     *,
     servers: Sequence[int],
     workers: Sequence[int] | None = None,
+    pauses: int = 0,
 ) -> TrainingQueries:
     # If commits wait for several workers, a worker that waits for a lease would block the others.
     patient = world.survives_loss and rule.quorum(2) == 1
     trains = [rank for group in cell.groups for rank in group] if workers is None else workers
     leads = cell.workers if workers is None else workers
-    return TrainingQueries(servers, trains, len(shards), _averages(plan), leads=leads, patient=patient)
+    averages = _averages(plan)
+    return TrainingQueries(
+        servers, trains, len(shards), averages, leads=leads, patient=patient, pauses=pauses
+    )
 
 
 def _averages(plan: TrainingPlan) -> Averages:
@@ -485,5 +500,5 @@ def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link
     return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
 
 
-def _query_link(plan: TrainingPlan, shards: list[Shard], peer: int, *, serving: bool) -> Link:
+def _query_link(plan: TrainingPlan, shards: Sequence[Shard], peer: int, *, serving: bool) -> Link:
     return Link(peer, len(shards), QUERY_NUMBERS + _buffered(plan), 1, serving)

@@ -71,8 +71,8 @@ class RankOptions:
     )
     spares: int = option(
         0,
-        "number of ranks, the last ones, that hold a copy of the server's state and serve in its place when "
-        "it has died; mpiexec --with-ft ulfm",
+        "number of ranks, the last ones, that hold copies of servers' states and serve in the place of one "
+        "that has died; mpiexec --with-ft ulfm",
         least=0,
     )
 

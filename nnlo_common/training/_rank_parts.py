@@ -300,8 +300,12 @@ class TeamPart(RankPart, Protocol):
     def told_rate(self) -> float:
         """The learning rate that the first server sends to workers; 0: none."""
 
-    def pause(self) -> bool:
-        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled."""
+    def pause(self, *, between: bool = False) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled.
+
+        Args:
+            between: all ranks call it, between two epochs.
+        """
 
     def state(self) -> State:
         """Return all that the next step depends on; exact in a pause."""

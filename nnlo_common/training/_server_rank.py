@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -27,12 +28,14 @@ from nnlo_common.protocol import (
     Means,
     Message,
     Notes,
+    PausesBetween,
     QueryClient,
     QueryService,
     Received,
     Server,
     Shard,
     Standing,
+    shards_without,
 )
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LastRoundQuery, LeaveQuery, Query
 from nnlo_common.training._collectives import BufferCounts
@@ -54,14 +57,16 @@ class TrainingQueries(QueryService):
 
     Attributes:
         averages: the averages of the workers' buffers.
+        pauses: the pauses between two epochs.
 
     Args:
-        servers: the ranks of the servers; the service runs on the first.
+        servers: the ranks of the servers and spares; the service runs on the first.
         workers: the ranks that train.
         leads: the first rank of each worker, which leases samples for it; None: each worker is one rank.
         shard: the number of the channel.
         averages: the averages of the workers' buffers.
         patient: a worker waits for leases that others may still give back.
+        pauses: how many pauses between two epochs another rank has known.
     """
 
     def __init__(
@@ -73,14 +78,24 @@ class TrainingQueries(QueryService):
         *,
         leads: Iterable[int] | None = None,
         patient: bool,
+        pauses: int = 0,
     ) -> None:
         first, *others = servers
         workers = list(workers)
         ranks = [first, *others, *workers]
-        self.averages, self._means = averages, Means(ranks)
+        self.averages, self._means, self.pauses = averages, Means(ranks), PausesBetween(pauses)
         self._leasing, self._notes = Leasing(workers if leads is None else leads, patient=patient), Notes()
         rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
-        parts = self._means, rounds, averages, self._notes, EpochMeans(workers), copies, self._leasing
+        parts = (
+            self._means,
+            rounds,
+            averages,
+            self._notes,
+            EpochMeans(workers),
+            copies,
+            self._leasing,
+            self.pauses,
+        )
         super().__init__(first, shard, ranks, parts)
 
     def copy(self) -> State:
@@ -144,14 +159,13 @@ class ServerRank:
         endpoint: this rank's endpoint.
         server: the state machine; its centre is a view of `parameters`.
         parameters: the model's parameters on this rank.
-        place: the part of them that the server holds.
-        others: the shards of the other servers.
+        shards: all shards, each with the rank that serves it and those that may take over.
         queries: sends queries to the query service.
         service: the query service, on the first server.
         stall_detector: records when each worker was heard.
         drop: takes a stalled rank out of the job if the others can continue; returns whether they can.
         groups: the ranks of each worker, leads first; all of them may ask, and they leave together.
-        spares: the ranks that may take over, in this order.
+        hosts: the hosts of all ranks that may serve, where there are spares.
 
     Attributes:
         keeper: saves the server's state; None: checkpoints are off.
@@ -164,24 +178,29 @@ class ServerRank:
         endpoint: Endpoint,
         server: Server,
         parameters: FlatVector,
-        place: slice,
-        others: Sequence[Shard],
+        shards: Sequence[Shard],
         *,
         queries: TrainingQueries | QueryClient,
         service: TrainingQueries | None,
         stall_detector: StallDetector,
         drop: Callable[[int], bool] = lambda rank: False,
         groups: Sequence[Sequence[int]] = (),
-        spares: Sequence[int] = (),
+        hosts: Mapping[int, str] | None = None,
     ) -> None:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
         self.service = service
-        self._others = {shard.index: shard for shard in others}
-        self._epochs = self._views = self._pulls = 0
-        self._telling = telling_places(parameters.layout, place)
-        self._missing: set[int] = set()
+        self._shards = {shard.index: shard for shard in shards}
+        self._hosts = dict(hosts or {})
+        self._epochs = self._views = 0
+        self._telling = telling_places(parameters.layout, self._shards[server.shard].place)
+        self._missing: set[int] = set()  # shards
         self._asked_for = 0, False  # the epochs after which they are, and whether they are the last
+        self._pulls: dict[int, tuple[int, bool]] = {}  # by shard: what was asked for and is not answered
+        self._had: set[int] = set()  # shards that are here for good
+        self._gone: set[int] = set()  # dead ranks
+        self._away: set[int] = set()  # spares that have left, and take nobody's place
+        self._served = False  # all has been served, and all is here: other deaths do not matter any more
         self._in_view = False  # between epochs, waiting for all workers to view the centre
         self._leaving = self._told_of_leaving = False
         self._left_after = math.inf  # the number of epochs of the worker that left first
@@ -190,29 +209,40 @@ class ServerRank:
         self._dropped: set[int] = set()
         self._gone_members: set[int] = set()  # of groups that go on without them
         self._losses: list[str] = []
-        self._bottleneck = Bottleneck(servers=len(others) + 1, tells=service is not None)
+        self._bottleneck = Bottleneck(servers=len(shards), tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
-        self._spares = tuple(spares)
         self._copies: StateCopies | None = None
-        if spares and service is not None:
-            server.other_servers |= dict.fromkeys(spares, math.inf)  # nobody waits until a spare has pulled
+        if self._shards[server.shard].server == server.rank:
             self._begin_copies()
         server.pauses.before_epoch = _NEVER
         server.before_taking = self._refuse_nan
-        self._pauses = 0
+        self._pauses = 0  # completed here
+        self._between = False  # waits for a pause between two epochs
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
         self._of = ""  # whose last worker an error means
 
     def _begin_copies(self) -> None:
-        """Keep a copy of the state on a spare from now on."""
-        rank, channel = self._server.rank, self._queries.shard + 1
-        self._copies = StateCopies(self._endpoint, rank, self._spares, channel, take=self._copy)
-        self._watches.append(Periodic(self._copies.look, LOOK_FOR_COPIES_S))
+        """Keep a copy of the state on a spare from now on, if there is one."""
+        spares = self._shards[self._server.shard].spares
+        if spares:
+            rank, channel = self._server.rank, self._queries.shard + 1
+            self._copies = StateCopies(self._endpoint, rank, spares, channel, take=self._copy)
+            self._watches.append(Periodic(self._copies.look, LOOK_FOR_COPIES_S))
 
     def _copy(self) -> State:
-        assert self.service is not None  # only the first server has spares
-        return {"server": self._server.copy(), "queries": self.service.copy()}
+        queries = None if self.service is None else self.service.copy()
+        return {"server": self._server.copy(), "queries": queries}
+
+    @property
+    def _others(self) -> dict[int, Shard]:
+        """The shards of the other servers."""
+        return {index: one for index, one in self._shards.items() if one.server != self._server.rank}
+
+    @property
+    def _standing_by(self) -> set[int]:
+        """The spares that live and do not serve."""
+        return {spare for shard in self._shards.values() for spare in shard.spares}
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -235,7 +265,7 @@ class ServerRank:
 
     def last_round(self) -> None:
         """Pull the other servers' shards again, after the last round."""
-        self._assemble(after_epoch=self._epochs)
+        self._assemble()
 
     def end_epoch(self) -> None:
         """Serve until every remaining worker has finished one more epoch."""
@@ -276,9 +306,15 @@ class ServerRank:
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and serve until the answer arrives."""
+        self.wait_until(
+            lambda: not self._queries.busy
+        )  # a pause may come while this rank waits for an answer
+        earlier = self._queries.answer
         perform(self._endpoint, self._queries.ask(query))
         self.wait_until(lambda: self._queries.answer is not None)
         answer: Any = self._queries.answer
+        if earlier is not None:
+            self._queries.answer = earlier
         return cast("AnswerT", answer)
 
     @property
@@ -295,12 +331,19 @@ class ServerRank:
         self._server.pauses.wanted = True
         self._let_wait(may_wait=False)
 
-    def pause(self) -> bool:
+    def pause(self, *, between: bool = False) -> bool:
         """Serve, between epochs, until all workers pause."""
-        pauses = self._server.pauses.made
+        return self._pause(None, between=between)
+
+    def _pause(self, number: int | None, *, between: bool) -> bool:
+        """Serve until the pause with this number is over; None: the next one."""
+        pauses = self._server.pauses
+        completed, self._between = pauses.completed, between
         self._let_pause(before_epoch=math.inf)
-        self.wait_until(lambda: self._server.pauses.made > pauses)
-        self._server.pauses.before_epoch = _NEVER
+        self.wait_until(lambda: pauses.completed > completed if number is None else pauses.made >= number)
+        pauses.before_epoch, self._between = _NEVER, False
+        if isinstance(self._queries, QueryClient):
+            self._queries.record.saves += between
         return True
 
     @property
@@ -311,8 +354,8 @@ class ServerRank:
 
     @property
     def pauses(self) -> int:
-        """The number of pauses this server has seen."""
-        return self._pauses
+        """The number of the last pause, as the first server counts them."""
+        return self._server.pauses.made
 
     def saving(self) -> set[int]:
         """Return the other ranks that save: those of the workers in training, and the other servers."""
@@ -366,7 +409,7 @@ class ServerRank:
             buffers: the model's buffers and their update counts, if it has any.
         """
         self._server.begin_after(epochs)
-        self._epochs = self._pulls = epochs
+        self._begin_after(epochs)
         if self.service is not None and buffers is not None:
             self.service.averages.restart(*buffers)
 
@@ -406,17 +449,40 @@ class ServerRank:
             self._copies.stop()
             self.wait_until(lambda: self._copies is None or self._copies.idle)
             self._copies.end()
-        self.ask(GoodbyeQuery())
+        self._leave()
         self.wait_until(lambda: self.service is None or not self.service.present)
         self._endpoint.close()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
         # Between epochs, a server has ended and assembled as many epochs as the slowest worker.
-        self._epochs = self._pulls = min(peer.epochs for peer in self._server.peers.values())
-        for shard in self._others.values():
-            self._server.other_servers[shard.server] = self._pulls
+        self._begin_after(min(peer.epochs for peer in self._server.peers.values()))
         if self.service is not None and state["averages"] is not None:
             self.service.averages.load(state["averages"], others=others)
+
+    def _begin_after(self, epochs: int) -> None:
+        """Begin where this server and all others have assembled so many epochs."""
+        self._epochs, self._asked_for = epochs, (epochs, False)
+        if self._others:
+            self._server.other_servers = dict.fromkeys(self._server.other_servers, epochs)
+
+    def _leave(self) -> None:
+        """Tell all that this server needs nothing any more, whoever dies."""
+        self._served, rank = True, self._server.rank
+        for shard in self._others.values():
+            # Those that may serve before this rank does.
+            earlier = shard.spares[: shard.spares.index(rank) if rank in shard.spares else None]
+            for one in (shard.server, *earlier) if self._standing_by >= {rank} else earlier:
+                serves = one == shard.server  # then a goodbye follows, where it answers queries
+                self._endpoint.send(one, Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves))
+        first = self._shards[0].server
+        perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
+        self.wait_until(
+            lambda: (
+                self._queries.answer is not None
+                or first in self._gone
+                or self._shards[0].server in self._away
+            )
+        )
 
     def _let_pause(self, *, before_epoch: float) -> None:
         """Allow a pause until all have finished `before_epoch` epochs; some workers may wait for it."""
@@ -458,28 +524,31 @@ class ServerRank:
         asked = self.service is not None and self.service.has_asked(rank)
         return peer.standing in AWAITED and not peer.unanswered and not asked
 
-    def _assemble(self, *, for_good: bool = False, after_epoch: int | None = None) -> None:
+    def _assemble(self, *, for_good: bool = False) -> None:
         """Exchange shards with the other servers, so that the parameters are the whole centre.
 
         Args:
             for_good: this server will not pull again, however many epochs others still make.
-            after_epoch: wait until all have finished this many epochs; None: one more than last time.
         """
-        self._pulls += 1
-        self._missing = set(self._others)
-        self._asked_for = self._pulls if after_epoch is None else after_epoch, for_good
-        self._ask_for_missing()
+        self._missing = set(self._others) - self._had
+        self._asked_for = self._epochs + for_good, for_good
+        for index in sorted(self._missing):
+            self._ask_for(index)
         self.wait_until(self._assembled)
 
-    def _ask_for_missing(self) -> None:
-        """Ask the other servers for the shards that are missing."""
-        epochs, for_good = self._asked_for
-        for index in sorted(self._missing):
+    def _ask_for(self, index: int) -> None:
+        """Ask another server for its shard, once it has answered what it was asked for before."""
+        if index not in self._pulls:
+            epochs, for_good = self._pulls[index] = self._asked_for
             request = Message(Kind.PULL, self._server.rank, epochs, shard=index, mark=for_good)
-            self._endpoint.send(self._others[index].server, request)
+            self._endpoint.send(self._shards[index].server, request)
 
     def _assembled(self) -> bool:
-        return not self._missing and self._server.pulled_by_other_servers(self._pulls)
+        epochs, for_good = self._asked_for
+        serving = {shard.server for shard in self._others.values()}
+        if for_good:  # then spares, too, have all of them, and no server leaves before
+            return not self._missing and self._server.pulled_by(serving | self._standing_by, math.inf)
+        return not self._missing and self._server.pulled_by(serving, epochs)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Lost):
@@ -490,7 +559,10 @@ class ServerRank:
             perform(self._endpoint, (service or self._server).handle(event))
             return
         self._stall_detector.heard(event.message)
-        if event.message.shard == self._server.shard:
+        if event.message.kind is Kind.LEAVE and event.message.sender not in self._server.peers:
+            self._away.add(event.message.sender)
+            perform(self._endpoint, self._server.handle(event))
+        elif event.message.shard == self._server.shard:
             self._refuse_absence(event.message)
             self._warn_of_leaving(event.message)
             self._bottleneck.begin_work()
@@ -501,8 +573,8 @@ class ServerRank:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
-        elif self._copies is not None and event.message.kind is Kind.ACK:
-            self._copies.acknowledged(event)
+        elif event.message.kind is Kind.ACK:
+            self._acknowledged(event)
         else:
             self._take_shard(event)
 
@@ -512,9 +584,18 @@ class ServerRank:
             if self.service is not None:
                 perform(self._endpoint, self.service.left(rank))
 
+    def _acknowledged(self, event: Received) -> None:
+        if self._copies is None:
+            self._endpoint.release(event.message.sender, event.frame)
+        else:
+            self._copies.acknowledged(event)
+
     def _look_for_pause(self) -> None:
-        if self._server.pauses.made > self._pauses:
-            self._pauses = self._server.pauses.made
+        if self._server.pauses.completed > self._pauses:
+            self._pauses = self._server.pauses.completed
+            if self._between and self.service is not None:
+                self.service.pauses.numbers.append(self._server.pauses.made)
+            self._between = False
             self._let_wait(may_wait=True)
             if self.keeper is not None:
                 self.keeper.all_pause()
@@ -595,20 +676,61 @@ class ServerRank:
         elif any(event.rank in group for group in self._groups.values()):
             self._gone_members.add(event.rank)
             perform(self._endpoint, self._queries.handle(event))
-        elif any(event.rank == shard.server for shard in self._others.values()):
-            raise PeerLostError(event.rank, "its part of the centre is lost")
-        elif event.rank in self._spares:
-            self._without_spare(event)
+        elif self._knows(event.rank):
+            self._without(event.rank)
 
-    def _without_spare(self, event: Lost) -> None:
-        """Go on without a spare that has died."""
-        self._spares = tuple(one for one in self._spares if one != event.rank)
-        left = f"spares left: {len(self._spares)}" if self._spares else "the server's death now ends the job"
-        _LOG.warning("nnlo: rank %d, a spare, has died; %s", event.rank, left)
+    def _knows(self, rank: int) -> bool:
+        """Whether a rank serves, or is a spare that may."""
+        return rank in {shard.server for shard in self._shards.values()} | self._standing_by
+
+    def _without(self, rank: int) -> None:
+        """Go on without a dead server or spare: the next rank serves each shard that was its.
+
+        Raises:
+            PeerLostError: there is none.
+        """
+        before, spares = self._shards, self._standing_by
+        self._gone.add(rank)
+        self._shards = {one.index: one for one in shards_without([*before.values()], rank)}
+        perform(self._endpoint, self._server.forget_server(rank))
+        perform(self._endpoint, self._queries.handle(Lost(rank)))
         if self._copies is not None:
-            self._copies.without(event.rank)
-        perform(self._endpoint, self._server.forget_server(event.rank))
-        perform(self._endpoint, self._queries.handle(event))
+            for spare in before[self._server.shard].spares:
+                if spare not in self._shards[self._server.shard].spares:
+                    self._copies.without(spare)
+        if rank in spares and self.service is not None:
+            self._tell_of_spare(rank)
+        for index, shard in self._shards.items():
+            if shard.server != before[index].server:
+                self._go_on_with(shard, rank)
+
+    def _go_on_with(self, shard: Shard, dead: int) -> None:
+        """Go on with the rank that serves a shard in the place of a dead one."""
+        self._pulls.pop(shard.index, None)
+        if self._served or shard.server in self._away:
+            return
+        if self._asked_for > (0, False):  # it must hear how far this rank is, also if nothing is missing
+            self._ask_for(shard.index)
+        if isinstance(self._queries, QueryClient) and self._queries.service == dead:
+            perform(self._endpoint, self._queries.return_to(shard.server))
+        if self.service is not None:
+            self._losses.append(f"{self._replaced_by(shard, dead)}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+    def _replaced_by(self, shard: Shard, dead: int) -> str:
+        role = "the server" if len(self._shards) == 1 else f"server {shard.index}"
+        return (
+            f"rank {dead} on {self._hosts[dead]}, {role}, has died; rank {shard.server} serves in its place"
+        )
+
+    def _tell_of_spare(self, rank: int) -> None:
+        alone = [index for index, shard in sorted(self._shards.items()) if not shard.spares]
+        if not alone:
+            left = f"spares left: {len(self._standing_by)}"
+        elif len(self._shards) == 1:
+            left = "the server's death now ends the job"
+        else:
+            left = f"the death of server {' or '.join(map(str, alone))} now ends the job"
+        _LOG.warning("nnlo: rank %d, a spare, has died; %s", rank, left)
 
     def _refuse_solitude(self, rank: int) -> None:
         """Raise if `rank`, which is lost, was the last worker."""
@@ -617,9 +739,18 @@ class ServerRank:
             raise PeerLostError(rank, f"the last worker{self._of} {was}")
 
     def _take_shard(self, event: Received) -> None:
-        shard = self._others[event.message.shard]
-        assert event.message.vector is not None  # the reply to a pull is a CENTER
-        self._server.stopping |= event.message.stop  # a stop on one server stops all
-        np.copyto(self._parameters.vector[shard.place], event.message.vector)
-        self._missing.discard(shard.index)
-        self._endpoint.release(shard.server, event.frame)
+        message, index = event.message, event.message.shard
+        shard = self._shards.get(index)
+        if shard is None or shard.server != message.sender or index not in self._pulls:
+            self._endpoint.release(message.sender, event.frame)  # the last word of a dead one
+            return
+        assert message.vector is not None  # the reply to a pull is a CENTER
+        self._server.stopping |= message.stop  # a stop on one server stops all
+        asked = self._pulls.pop(index)
+        if index in self._missing and asked == self._asked_for:
+            np.copyto(self._parameters.vector[shard.place], message.vector)
+            self._missing.discard(index)
+            self._had |= {index} if asked[1] else set()
+        self._endpoint.release(message.sender, event.frame)
+        if index in self._missing:
+            self._ask_for(index)

@@ -155,7 +155,7 @@ class Session:
         # If gradients are taken ahead of the parameters, the model holds that point.
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
-        self.broken = self.over = False
+        self.broken = self.over = self._leaving = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
         self.sends_gradients = self._runs != "worker"
@@ -256,7 +256,7 @@ class Session:
 
     def start(self) -> None:
         """Start the part, unless it has started."""
-        if self.over:
+        if self.over and not self._leaving:
             raise ConfigurationError("the training is over; make a new optimizer")
         if not self._started:
             self._started = True
@@ -402,8 +402,9 @@ class Session:
         if self.before_close is not None:
             self.before_close()
         self.last_round()
-        self.over = True
+        self.over = self._leaving = True  # a rank that takes over meanwhile may still save
         self._part.finish(self._publish if self.serves else self.shown.publish)
+        self._leaving = False
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._parameters.vector)
         if self._final is not None:  # leaving absorbs late replies, which may have overwritten it
@@ -433,15 +434,14 @@ class Session:
         """Whether this worker must pause at its next batch boundary."""
         return self._worker is not None and self._worker.pause_requested
 
-    def pause(self) -> bool:
-        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled."""
-        self.start()
-        return self._part.pause()
+    def pause(self, *, between: bool = False) -> bool:
+        """Wait until all workers are at a batch boundary; False on a worker: the pause was cancelled.
 
-    def note_save(self) -> None:
-        """Note that this rank has saved together with all others between two epochs."""
-        if isinstance(self._part, WorkerRank | SpareRank):
-            self._part.note_save()
+        Args:
+            between: all ranks call it, between two epochs.
+        """
+        self.start()
+        return self._part.pause(between=between)
 
     def state(self) -> State:
         """Return what this rank's next step depends on, but for the framework's state; exact in a pause."""

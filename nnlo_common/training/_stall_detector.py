@@ -72,6 +72,10 @@ class StallDetector:
         self.stalls: list[str] = []
         self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
 
+    def tell(self, *, tells: bool) -> None:
+        """Set whether its lines are warnings."""
+        self._level = logging.WARNING if tells else logging.DEBUG
+
     def heard(self, message: Message) -> None:
         """Record a message."""
         seen = self._seen.get(message.sender)

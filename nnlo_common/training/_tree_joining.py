@@ -149,7 +149,7 @@ class SubServerRank(ServerRank):
         self._endpoint.close()
 
     def _go_on(self, state: Any, *, others: bool = False) -> None:  # noqa: ARG002 - never with others
-        self._epochs = self._pulls = self._machine.shown_epochs
+        self._epochs = self._machine.shown_epochs
 
     def _is_awaited(self, rank: int) -> bool:
         return super()._is_awaited(rank) and not self._machine.holds(rank)
@@ -307,7 +307,8 @@ class _Joining:
         common: dict[str, Any],
     ) -> PartT:
         endpoint, parameters = self._world.open(links), self._plan.parameters
-        return kind(endpoint, server, parameters, self._whole, [], stall_detector=stall_detector, **common)
+        shards = [Shard(_CENTER, self._world.rank, self._whole)]
+        return kind(endpoint, server, parameters, shards, stall_detector=stall_detector, **common)
 
     def _stall_detector(self, ranks: Sequence[int], *, tells: bool) -> StallDetector:
         hosts = {rank: self._places[rank].host for rank in ranks}

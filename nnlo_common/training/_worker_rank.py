@@ -185,9 +185,13 @@ class WorkerRank:
         """Whether the first server has asked for a pause at the next batch boundary."""
         return self._worker.pause_requested
 
-    def pause(self) -> bool:
+    def pause(self, *, between: bool = False) -> bool:
         """Wait until all workers are at a batch boundary; False: the pause was cancelled."""
-        self._work(self._worker.pause(), "the pause of all workers")
+
+        def granted() -> None:
+            self._queries.record.saves += between
+
+        self._work(self._worker.pause(granted), "the pause of all workers")
         return self._worker.paused
 
     def state(self) -> State:
@@ -200,10 +204,6 @@ class WorkerRank:
         self._worker.load(state["worker"])
         self._steps = state["steps"]
         self.count_samples(state["samples"])
-
-    def note_save(self) -> None:
-        """Note that this rank has saved together with all others between two epochs."""
-        self._queries.record.saves += 1
 
     def begin_after(self, epochs: int) -> None:
         """Note that the servers count these epochs as finished; call it before `start`."""

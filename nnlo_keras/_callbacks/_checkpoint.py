@@ -410,7 +410,7 @@ class Checkpoint(RankCallback):
         if epoch % self.every == 0:
             self._inside, self._epoch = False, max(self._epoch, epoch) if self.trains else self._epoch
             if self.team is not None and self.team.serves:
-                self.team.pause()  # without saving: this server's training has already ended
+                self.team.pause(between=True)  # without saving: this server's training has already ended
             else:
                 self._manager.save()
             self._manager.leave_if_told()

@@ -75,7 +75,7 @@ class Strike:
     Attributes:
         framework: what the training is written with.
         algorithm: how it exchanges.
-        servers: how many of its four ranks serve.
+        servers: how many of its ranks serve; one more than four if two do, and have a spare.
         victim: the rank that is killed, or `LAUNCHER`.
         after_s: how long after all ranks have begun; it may be after the end. Without a moment only.
         ulfm: whether the launcher lets the others go on.
@@ -97,13 +97,19 @@ class Strike:
     @property
     def workers(self) -> range:
         """The ranks that train."""
-        return range(self.servers, RANKS - self.spares)
+        return range(self.servers, self.ranks - self.spares)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return RANKS + (self.spares > 0 and self.servers > 1)
 
     @property
     def kind(self) -> str:
         """What is struck, in one word or two."""
         if self.spares and not self.moment and self.victim not in (LAUNCHER, *self.workers):
-            return "server with a spare" if self.victim < self.servers else "spare"
+            spared = "server with a spare" if self.servers == 1 else "server of two with a spare"
+            return spared if self.victim < self.servers else "spare"
         if self.moment:
             return "half-written file" if self.moment in moments.WRITING else "leaving"
         if self.victim == LAUNCHER:
@@ -144,9 +150,10 @@ def strikes(
         count: how many.
         frameworks: what the trainings are written with.
         ulfm: half of them are of trainings in which the launcher lets the others go on.
-        spared: all of them are, and have a spare; no launcher is killed.
+        spared: all of them are, and have a spare, every fifth one for two servers; no launcher is killed.
     """
-    draw, draw_spares, chosen = random.Random(seed), random.Random(seed), []
+    draw, draw_spares, draw_servers = (random.Random(seed) for _ in range(3))
+    chosen = []
     for number in range(count):
         framework, turn = frameworks[number % len(frameworks)], number // len(frameworks)
         algorithm, struck = ALGORITHMS[turn % len(ALGORITHMS)], _STRUCK[turn % len(_STRUCK)]
@@ -176,6 +183,9 @@ def strikes(
             if moment in moments.WRITING and victim == RANKS - 1:
                 victim = 0  # a spare writes nothing
             strike = replace(strike, servers=1, victim=victim, ulfm=True, spares=1)
+            if turn % 5 == 3 and algorithm != "GEM":  # one server and one rank more
+                moved = victim + (victim > 0 or (moment != "manifest" and draw_servers.random() < 0.5))
+                strike = replace(strike, servers=2, victim=moved)
         chosen.append(strike)
     return chosen
 
@@ -268,7 +278,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
     # Ranks that were started warm are no children of the launcher, and might outlive it for that reason.
     start = [sys.executable, program] if strike.victim == LAUNCHER and kill else start_of(program)
     options = ["--with-ft", "ulfm"] if strike.ulfm else []
-    command = [launcher(), *options, "-n", str(RANKS), *start]
+    command = [launcher(), *options, "-n", str(strike.ranks), *start]
     late, members = False, []
     with (folder / "text").open("w+") as text:
         given = [folder, strike.algorithm, str(strike.servers), str(strike.spares)]
@@ -308,7 +318,7 @@ def judge(strike: Strike, outcome: Outcome, folder: Path) -> str:
         assert not strike.spares or early, told
         # Where all are ended at once the launcher may be quicker than any rank; MPICH's names the process.
         assert f"rank {strike.victim}" in outcome.text or "BAD TERMINATION" in outcome.text, told
-        assert not strike.ulfm or re.search(r"nnlo: rank \d of 4 on \S+", outcome.text), told
+        assert not strike.ulfm or re.search(rf"nnlo: rank \d of {strike.ranks} on \S+", outcome.text), told
         assert serves or not strike.ulfm or "finished" not in outcome.text, told
         return "ended"
     _check_leftovers(folder, told)
@@ -357,7 +367,7 @@ def _strike(
 ) -> bool:
     """Kill the victim; say whether it had gone before; add all processes of the job to `members`."""
     limit_s = time.monotonic() + _START_S
-    while len(_pids(folder)) < RANKS:
+    while len(_pids(folder)) < strike.ranks:
         assert process.poll() is None, f"{strike} ended before it began: {(folder / 'text').read_text()}"
         assert time.monotonic() < limit_s, f"{strike} does not begin: {(folder / 'text').read_text()}"
         time.sleep(0.01)

@@ -77,6 +77,18 @@ def test_a_spare_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path
     assert "finished: ('rank 0 on " in outcome.text
 
 
+@needs_ulfm
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.framework("torch")
+def test_one_spare_takes_the_place_of_either_of_two_servers(victim, tmp_path):
+    strike = Strike("torch", "Downpour", 2, victim, moment="part", turn=2, spares=1)
+    outcome = run(strike, tmp_path)
+    assert judge(strike, outcome, tmp_path) == "finished"
+    words = rf"rank {victim} on \S+, server {victim}, has died; rank 4 serves in its place"
+    assert re.search(rf"{words}, from a copy of [\d.]+ s before", outcome.text)
+    assert re.search(rf"finished: \('{words}", outcome.text)
+
+
 @pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):

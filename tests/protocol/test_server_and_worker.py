@@ -758,17 +758,17 @@ def test_weights_travel_with_the_contribution() -> None:
 def test_guests_see_the_centre_that_an_epoch_has_ended_with_and_only_look() -> None:
     table = Table(SYNCHRONOUS, other_servers=[8, 9], record=True).joined()
     server = table.server
-    assert server.pulled_by_other_servers(0)
+    assert server.pulled_by([8, 9], 0)
     assert table.hear(Message(Kind.PULL, 8, 1)) == []  # which has not ended yet
     table.hear(table.request(1, "finish_epoch"))
     _, early = table.hear(table.request(2, "finish_epoch"))
-    assert not server.pulled_by_other_servers(1)
+    assert not server.pulled_by([8, 9], 1)
     before = copy.deepcopy(server.peers)
     (late,) = table.hear(Message(Kind.PULL, 9, 1))
     for other_server, answer in ((8, early), (9, late)):
         assert (answer.rank, answer.message.kind) == (other_server, Kind.CENTER)
         assert answer.message.vector.tolist() == [0, 1]
-    assert server.pulled_by_other_servers(1)
+    assert server.pulled_by([8, 9], 1)
     assert server.peers == before
     assert server.awaited == 2
     assert server.handled == [1, 2, 1, 2]  # a replay needs no other_servers

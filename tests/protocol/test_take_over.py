@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -52,6 +54,8 @@ ALGORITHMS = {
 def train(name, **options):
     algorithm, optimizers = ALGORITHMS[name]
     start = np.linspace(0.5, 1.5, 7, dtype="f4")
+    if options.get("servers", 1) > 1:
+        start = [start[:4], start[4:]]
     return train_virtually(
         algorithm, lambda x, rank: x - rank, start, workers=3, steps=STEPS, **optimizers, **options
     )
@@ -63,20 +67,32 @@ def train(name, **options):
 def test_all_workers_make_all_epochs_whenever_servers_die(name, data):
     """Each invariant of servers and workers is checked after each message."""
     schedule = data.draw(st.sampled_from([Interleaved, RandomOrder]))(data.draw(st.integers(0, 99)))
+    servers = data.draw(st.sampled_from([1, 2])) if name not in ("backup", "lock") else 1
     times = sorted(data.draw(st.lists(st.integers(0, 60), min_size=2, max_size=4, unique=True)))
-    deaths = [ServerDeath(*times[at : at + 2]) for at in range(0, len(times) - 1, 2)]
+    deaths = [
+        ServerDeath(*times[at : at + 2], shard=data.draw(st.integers(0, servers - 1)))
+        for at in range(0, len(times) - 1, 2)
+    ]
     losses = data.draw(st.dictionaries(st.integers(1, 3), st.integers(0, 25), max_size=1))
-    run = train(name, deaths=deaths, schedule=schedule, losses=losses)
-    (server,) = run.servers
+    losses = {rank + servers - 1: count for rank, count in losses.items()}
+    run = train(name, deaths=deaths, schedule=schedule, losses=losses, servers=servers)
+    assert [server.rank >= servers for server in run.servers] == [
+        any(one.shard == shard and one.died <= run_length(run) for one in deaths) for shard in range(servers)
+    ]
     for worker in run.workers:
-        if worker.rank in losses and server.peers[worker.rank].standing.name == "LOST":
+        if worker.rank in losses and run.servers[0].peers[worker.rank].standing.name == "LOST":
             continue
-        (client,) = worker.shard_clients
-        assert client.phase.name == "LEFT"
-        assert client.epochs == 2
-        assert client.rule.clock == 7
+        for client in worker.shard_clients:
+            assert client.phase.name == "LEFT"
+            assert client.epochs == 2
+            assert client.rule.clock == 7
         assert np.isfinite(worker.parameters.vector).all()
-    assert server.finished
+    assert all(server.finished for server in run.servers)
+
+
+def run_length(run):
+    """The number of requests that all servers have handled."""
+    return sum(map(len, run.trace.values()))
 
 
 @pytest.mark.parametrize("name", ["downpour", "push and fetch", "easgd"])
@@ -100,11 +116,12 @@ def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, mon
 
     monkeypatch.setattr(Server, "take_over", watched)
     run = train(name, deaths=[ServerDeath(died - 3, died)])
-    (copy,) = copies
+    (copied,) = copies
     assert taken
-    rule = algorithm.center(np.zeros(7, "f4"), 3, optimizers.get("optimizer"))
-    rule.load(copy)
-    assert rule.center.tobytes() == copy["center"].tobytes()
+    optimizer = copy.deepcopy(optimizers.get("optimizer"))  # that of others steps parts of other sizes
+    rule = algorithm.center(np.zeros(7, "f4"), 3, optimizer)
+    rule.load(copied)
+    assert rule.center.tobytes() == copied["center"].tobytes()
     for one in taken:
         rule.commit([one])
     assert run.center.tobytes() == rule.center.tobytes()
@@ -167,9 +184,18 @@ def test_a_late_message_of_a_worker_that_left_is_not_waited_for():
         assert run.servers[0].finished
 
 
-def test_several_servers_have_no_spares_yet():
-    with pytest.raises(ConfigurationError, match="servers=2 is not possible"):
-        train("downpour", deaths=[ServerDeath(1, 2)], servers=2)
+def test_a_shard_that_nobody_serves_is_named():
+    with pytest.raises(ConfigurationError, match=r"there is no shard 2; the servers have the shards 0 to 1"):
+        train("downpour", deaths=[ServerDeath(1, 2, shard=2)], servers=2)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_one_shard_goes_back_to_its_copy_and_the_other_goes_on(shard):
+    run = train("downpour", deaths=[ServerDeath(20, 30, shard)], servers=2)
+    assert run.servers[shard].rank == 5
+    assert run.servers[shard].commits_lost > 0
+    assert run.servers[1 - shard].rank == 1 - shard
+    assert run.servers[1 - shard].rule.clock == sum(map(sum, STEPS))
 
 
 def test_a_join_again_says_where_the_worker_is():

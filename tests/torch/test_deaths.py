@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from nnlo_common import PeerLostError
 from nnlo_common.testing import InjectedFault, MemoryCluster
+from nnlo_common.training import _server_rank, _state_copies
+from nnlo_common.training.checkpoint import SavedCheckpoint
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
@@ -36,6 +39,7 @@ class Job(NamedTuple):
     assignment: str
     minutes: float  # between two checkpoints; they are written after each epoch, too
     pause_s: float  # the longest between two batches
+    spares: int = 0
 
 
 def run(job, folder, fault=None):
@@ -44,7 +48,8 @@ def run(job, folder, fault=None):
     def program(world):
         model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
         inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if job.wrapper is nt.GEM else 0.0)
-        optimizer = job.wrapper(inner, model=model, servers=job.servers, world=world)
+        ranks = {"servers": job.servers, "spares": job.spares}
+        optimizer = job.wrapper(inner, model=model, world=world, **ranks)
         data = torch.ones(SAMPLES, 2)
         sampler = nt.ShardSampler(data, optimizer=optimizer, assignment=job.assignment)
         loader, taken = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler), {}
@@ -56,7 +61,7 @@ def run(job, folder, fault=None):
         return taken
 
     pace = random.Random(1)
-    with MemoryCluster(job.servers + WORKERS) as cluster:
+    with MemoryCluster(job.servers + WORKERS + job.spares) as cluster:
         if fault is not None:
             cluster.fail(*fault, may_miss=True)
         return cluster.run(program, TIMEOUT_S), dict(cluster.points._reached)
@@ -84,5 +89,47 @@ def test_whoever_dies_at_whatever_message_the_others_end_and_all_go_on(seed, tmp
     ends, _ = run(job, folder, fault)
     dead = [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)]
     assert dead in ([victim], []), fault  # it may have come there less often than before
+    again, _ = run(job, folder)
+    assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(24, 600))]
+)
+def test_whatever_server_dies_a_spare_serves_and_the_checkpoints_are_whole(
+    seed, tmp_path_factory, monkeypatch
+):
+    """Also between the pauses of two servers; nobody waits for ever, and the next start goes on."""
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 1e-3)
+    draw = random.Random(seed)
+    wrapper = WRAPPERS[seed % len(WRAPPERS)]
+    servers = 1 if wrapper is nt.GEM else 2
+    job = Job(
+        wrapper,
+        servers,
+        assignment=draw.choice(["static", "dynamic"]),
+        minutes=draw.choice([0, 0.02 / 60]),
+        pause_s=draw.choice([0, 0.004]),
+        spares=draw.choice([1, 2]),
+    )
+    _, reached = run(job, tmp_path_factory.mktemp("unharmed"))
+    victim = draw.randrange(servers)
+    points = {name: count for (rank, name), count in reached.items() if rank == victim and name != "gather"}
+    point = draw.choice(sorted(points))
+    fault, folder = (victim, point, draw.randint(1, points[point])), tmp_path_factory.mktemp("run")
+    try:
+        ends, _ = run(job, folder, fault)
+    except PeerLostError as error:
+        assert "before a spare had a copy" in str(error), fault  # noqa: PT017 - else the training goes on
+    else:
+        dead = [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)]
+        assert dead in ([victim], []), fault
+        for epoch in range(EPOCHS if wrapper is not nt.Steady else 0):  # it counts progress, not samples
+            assert sum(end[epoch] for end in ends[servers : servers + WORKERS]) == SAMPLES, fault
+    for path in folder.glob("checkpoint-??????"):
+        SavedCheckpoint.open(path, int(path.name[-6:])).verify()
     again, _ = run(job, folder)
     assert all(set(taken) <= set(range(EPOCHS)) for taken in again)

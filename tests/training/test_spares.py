@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import re
+import time
 
 import numpy as np
 import pytest
@@ -58,25 +59,30 @@ class Told(logging.Handler):
             self.lines.append(text.removeprefix("nnlo: "))
 
 
-def train(name, faults, *, spares=1, epochs=3, steps=7):
-    """Train three ranks of a problem whose solution is 1, 2, 3; return what each rank has at the end."""
+def train(name, faults, *, servers=1, spares=1, epochs=3, steps=7):
+    """Train two workers on a problem whose solution is 1, 2, 3; return what each rank has at the end."""
     algorithm, optimizer = ALGORITHMS[name]
     target = np.array([1, 2, 3], "f4")
 
     def program(world):
-        me = Participant(algorithm, [np.zeros(3, "f4")], optimizer=optimizer, world=world, spares=spares)
+        start = [np.zeros(2, "f4"), np.zeros(1, "f4")]  # a part for each of two servers
+        roles = {"servers": servers, "spares": spares}
+        me = Participant(algorithm, start, optimizer=optimizer, world=world, **roles)
         means = []
         with me:
             part = me._member.part
             for epoch in range(epochs):
                 for _ in me.batches(range(2 * steps)):
-                    me.gradients[0][:] = me.point[0] - target
+                    for gradient, point, best in zip(
+                        me.gradients, me.point, np.split(target, [2]), strict=True
+                    ):
+                        gradient[:] = point - best
                     me.step()
                 answer = part.ask(MeanQuery(values={"epoch": float(epoch)}, weight=1.0, epochs=epoch + 1))
                 means.append((epoch, answer.means["epoch"]))
-        return me.role, me.parameters[0].copy(), means, me.report()
+        return me.role, np.concatenate(me.parameters), means, me.report()
 
-    with MemoryCluster(3 + spares) as cluster:
+    with MemoryCluster(2 + servers + spares) as cluster:
         for rank, point, occurrence in faults:
             cluster.fail(rank, point, occurrence, may_miss=True)
         told = Told()
@@ -135,6 +141,136 @@ def test_the_others_train_to_the_end_wherever_the_server_dies(name, point, occur
         assert (role, told) == ("spare 0", [])
 
 
+# -- several servers --------------------------------------------------------------------------------------
+
+
+def check_all_went_on(results, *, dead, last=2):
+    """Check that all ranks but these have made all epochs, and that the spares have the centre."""
+    for rank, result in enumerate(results):
+        if isinstance(result, Exception):
+            assert rank in dead
+            continue
+        role, parameters, means, _ = result
+        assert means == [(epoch, float(epoch)) for epoch in range(last + 1)], role
+        assert np.isfinite(parameters).all()
+        assert np.abs(parameters).max() > 0.1, role
+        if not role.startswith("worker"):
+            assert np.abs(parameters - [1, 2, 3]).max() < 2.5, role
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize(("point", "occurrence"), POINTS)
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize("spares", [1, 2])
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_of_two_servers_either_may_die_anywhere(name, spares, dies, point, occurrence):
+    results, told = train(name, [(dies, point, occurrence)], servers=2, spares=spares)
+    check_all_went_on(results, dead={dies})
+    takes_over = 4 if spares == 1 else 4 + dies
+    others = [result[0] for rank, result in enumerate(results) if rank not in (dies, takes_over)]
+    assert all(role.startswith(("server", "worker", "spare")) for role in others)
+    role, _, _, report = results[takes_over]
+    if isinstance(results[dies], Exception) and role == f"server {dies}":
+        line, *after = told
+        assert line.startswith("rank ")
+        words = f", server {dies}, has died; rank {takes_over} serves in its place, from a copy of "
+        assert words in line
+        assert len(after) <= 1
+        assert f"server {dies}, has died" in report.lost[0]
+        if dies == 1:
+            assert f"server 1, has died; rank {takes_over} serves" in results[0][3].lost[0]
+    elif not isinstance(results[dies], Exception):
+        assert told == []
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("receive EXCHANGE", 3, "receive EXCHANGE", 8),
+        ("send CENTER", 4, "receive PULL", 1),
+        ("receive PULL", 2, "send CENTER", 3),
+        ("receive EPOCH", 2, "receive EPOCH", 2),
+        ("send CENTER", 9, "receive EPOCH", 4),
+        ("receive LEAVE", 1, "receive LEAVE", 2),
+    ],
+)
+def test_with_a_spare_for_each_both_servers_may_die(name, points):
+    first, at, second, then = points
+    results, _ = train(name, [(0, first, at), (1, second, then)], servers=2, spares=2)
+    check_all_went_on(results, dead={0, 1})
+    for rank in (0, 1):
+        if not isinstance(results[rank], Exception):
+            assert results[4 + rank][0] == f"spare {rank}"
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "synchronous", "rounds"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("later", [3, 7])
+def test_with_one_spare_for_both_the_second_death_ends_the_training(name, order, later):
+    one, other = order
+    faults = [(one, "receive EXCHANGE", 3), (other, "receive EXCHANGE", later)]
+    began_s = time.monotonic()
+    with pytest.raises(PeerLostError, match=r"a server of the centre has died") as caught:
+        train(name, faults, servers=2)
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    assert caught.value.rank in (0, 1)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize(
+    "second", [(4, "send CENTER", 3), (5, "receive EXCHANGE", 4), (6, "receive COPY", 3)]
+)
+def test_each_server_has_a_line_of_spares(second):
+    results, told = train("downpour", [(0, "receive EXCHANGE", 4), second], servers=2, spares=4)
+    check_all_went_on(results, dead={0, second[0]})
+    if second[0] == 4 and isinstance(results[4], Exception):
+        assert results[6][0] == "server 0"
+    if second[0] == 5 and isinstance(results[5], Exception):
+        assert [line for line in told if "a spare, has died" in line] == [
+            "rank 5, a spare, has died; spares left: 2"
+        ]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_the_death_of_one_of_several_spares_names_the_server_that_has_none_left():
+    results, told = train("synchronous", [(5, "receive COPY", 2)], servers=2, spares=2)
+    assert isinstance(results[5], Exception)
+    assert told == ["rank 5, a spare, has died; the death of server 1 now ends the job"]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["synchronous", "rounds"])
+@pytest.mark.parametrize("spares", [1, 2])
+def test_spares_of_several_servers_change_no_bit_while_nobody_dies(name, spares):
+    spared, _ = train(name, [], servers=2, spares=spares)
+    without, _ = train(name, [], servers=2, spares=0)
+    for rank in range(4):
+        assert spared[rank][1].tobytes() == without[rank][1].tobytes()
+    for rank in range(4, 4 + spares):
+        assert spared[rank][1].tobytes() == without[0][1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("servers", "spares", "of_each"),
+    [
+        (1, 2, [(0, 1)]),
+        (2, 1, [(0,), (0,)]),
+        (2, 2, [(0,), (1,)]),
+        (2, 3, [(0, 2), (1,)]),
+        (3, 2, [(0,), (1,), (0,)]),
+    ],
+)
+def test_whose_place_a_spare_takes_is_fixed(servers, spares, of_each):
+    cell = Topology.of_training([""] * (servers + 1 + spares), servers=servers, spares=spares).cells[0]
+    first = servers + 1
+    expected = [tuple(first + spare for spare in one) for one in of_each]
+    assert [cell.spares_of(shard) for shard in range(servers)] == expected
+
+
 @pytest.mark.usefixtures("_copies_at_once")
 @pytest.mark.parametrize("name", ["downpour", "synchronous", "rounds"])
 @pytest.mark.parametrize("second", [(3, "send CENTER", 3), (3, "receive EPOCH", 1), (3, "send ANSWER", 2)])
@@ -187,7 +323,6 @@ def test_a_spare_changes_no_bit_while_nobody_dies(name):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"servers": 2}, "spares=1 with servers=2 is not possible"),
         ({"servers": 0}, "spares=1 with servers=0 is not possible"),
         ({"group_size": 2}, "spares=1 with group_size=2 is not possible"),
         ({"sub_servers": 1}, "spares=1 with sub_servers=1 is not possible"),

@@ -256,7 +256,7 @@ class CheckpointManager:
         self._every_s, self._every_batches = 60.0 * minutes, batches
         self._last_s, self._last_batch, self._asked_to_end = time.monotonic(), 0, False
         self._suffix = suffix
-        self._file = self._file_of(0 if team is None or _stands_by(team) else team.rank)
+        self._file = self._file_of(_saved_as(team))
         group = None if team is None else team.member.group
         # The ranks of a group are one worker: if one has no part, all begin anew.
         self._files = {self._file} if group is None else {*map(self._file_of, group.group.ranks)}
@@ -278,8 +278,8 @@ class CheckpointManager:
         return speaks(self._role)
 
     def _take_over(self) -> None:
-        """Save as the first server from now on."""
-        score = self._saving.score
+        """Save as the dead server did from now on."""
+        score, self._file = self._saving.score, self._file_of(_saved_as(self._team))
         self._saving = saving_on(self.store, self._team, self._state, self._file)
         self._saving.score = score
 
@@ -591,9 +591,12 @@ class CheckpointManager:
         return ConfigurationError(f"the newest checkpoint in {self.store.folder} {found}; {_ANEW}")
 
 
-def _stands_by(team: Session) -> bool:
-    """Return whether a rank resumes and saves as the server does, in whose place it may serve."""
-    return team.member.role.startswith("spare")
+def _saved_as(team: Session | None) -> int:
+    """Return the rank whose part this rank saves; a spare has that of the server in whose place it serves."""
+    if team is None:
+        return 0
+    server = team.member.server
+    return server.shard if server is not None and team.member.role.startswith("spare") else team.rank
 
 
 def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:

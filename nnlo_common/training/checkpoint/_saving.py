@@ -308,10 +308,8 @@ class _PartSaving(Saving):
     def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
         """Save together with all other ranks; False on a worker whose pause was cancelled."""
         self._wait()
-        if not self._team.pause():
+        if not self._team.pause(between=between):
             return False
-        if between:
-            self._team.note_save()
         if not self._team.serves:
             self.all_pause()
         return True
@@ -339,16 +337,14 @@ class _PartSaving(Saving):
 
 
 class _SpareSaving(_PartSaving):
-    """Saves nothing: the first server does, as long as it lives."""
+    """Saves nothing: the servers do, as long as they live."""
 
     def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
         """Only count, so that this rank knows what is left to do when it takes over."""
-        if between:
-            self._team.note_save()
-        return True
+        return self._team.pause(between=between)
 
     def finish(self) -> None:
-        """Announce that no parts come; finish as the first server if this rank takes over meanwhile."""
+        """Announce that no parts come; finish as the server does if this rank takes over meanwhile."""
         super().finish()
         now = self._team.before_close
         if now is not None and now != self.finish:
@@ -366,7 +362,7 @@ class _FirstSaving(Saving):
     def __init__(self, store: Store, team: Session, serving: ServerRank, state: SavedRank, file: str) -> None:
         super().__init__(store, team.rank, state, file)
         self._team, self._serving, team.before_close = team, serving, self.finish
-        self._round = rounds.CheckpointRound(team.rank)
+        self._round = rounds.CheckpointRound(team.rank, takes_over=not speaks(team.member.role))
         self._warned_skipped = False  # the warning was given
         self._copied: tuple[Callable[[], bytes], Mapping[str, Any], float | None] = bytes, {}, None
         self._draft: tuple[Draft, Mapping[str, Any], float | None] | None = None
@@ -401,9 +397,10 @@ class _FirstSaving(Saving):
         self._serving.wait_until(lambda: service.heard)
         if between and self._saves and self._saves[self._rank] < max(self._saves.values()):
             self._saves[self._rank] += 1
+            service.pauses.numbers.append(0)
             return True
         self._handle(rounds.Due(last))
-        return self._team.pause()
+        return self._team.pause(between=between)
 
     def all_pause(self) -> None:
         """Save, if the pause is for a checkpoint."""
