@@ -177,14 +177,18 @@ class Deaths:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises the returned errors
         self.known: set[int] = set()
 
+    def all_dead(self) -> list[int]:
+        """Return all dead ranks, known or not."""
+        failed, own = self._comm.Get_failed(), self._comm.Get_group()
+        return [*MPI.Group.Translate_ranks(failed, list(range(failed.Get_size())), own)]
+
     def new(self, error: MPI.Exception) -> list[int]:
         """Return the dead ranks not known before `error`.
 
         Raises:
             MPI.Exception: `error` itself, if no rank has died.
         """
-        failed, own = self._comm.Get_failed(), self._comm.Get_group()
-        dead = set(MPI.Group.Translate_ranks(failed, list(range(failed.Get_size())), own))
+        dead = set(self.all_dead())
         if not dead:
             raise error
         fresh = sorted(dead - self.known)

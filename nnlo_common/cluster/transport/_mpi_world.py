@@ -518,7 +518,23 @@ class MPIWorld:
             who = f"nnlo: rank {self.rank} of {self.size} on {self.host}"
             os.write(2, f"{who} ends alone, because the launcher does not answer\n".encode())
             end_alone()
+        if self.survives_loss and self._end_others():
+            sys.stdout.flush()
+            os._exit(code)
         self.facts.abort(code)
+
+    def _end_others(self) -> bool:
+        """End the other ranks if one has died, and return whether one has.
+
+        After a death MPI_Abort of Open MPI 5 may end only the rank that calls it, or with exit status 0.
+        """
+        dead = set[int]()
+        with contextlib.suppress(MPI.Exception):
+            dead = set(Deaths(self.facts.comm).all_dead())
+        for rank in set(range(self.size)) - dead - {self.rank} if dead else ():
+            if self._host_peers is None or not self._host_peers.kill(rank):
+                ask_to_kill(self.facts.world_rank(rank))
+        return bool(dead)
 
     def _comm_of(self, ranks: Sequence[int]) -> MPI.Intracomm:
         everyone = self.facts.comm.Get_group()
