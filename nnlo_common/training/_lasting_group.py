@@ -68,7 +68,7 @@ class LastingGroup:
         return self.run(
             lambda group: group.gather(numbers),
             lambda rows: rows.tobytes(),
-            lambda data: np.frombuffer(data, np.float64).reshape(-1, numbers.size).copy(),
+            lambda data: np.array(np.frombuffer(data, np.float64).reshape(-1, numbers.size)),
         )
 
     def gather_bytes(self, data: bytes) -> list[bytes]:

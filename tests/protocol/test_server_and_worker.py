@@ -38,6 +38,7 @@ from nnlo_common import (
     Synchronous,
 )
 from nnlo_common.algorithms import Algorithm, Ask
+from nnlo_common.cluster.transport._endpoint import MemberLostError
 from nnlo_common.protocol import (
     Action,
     Compute,
@@ -188,6 +189,7 @@ ARGUMENTS: dict[type, tuple[Any, ...]] = {
     MissingExtraError: ("training with Keras", "keras", "keras"),
     ProtocolError: ("it went wrong", ["received JOIN", "sent CENTER"]),
     PeerLostError: (3, "died"),
+    MemberLostError: (3, "died"),
     DroppedError: (3, 0, 30.0),
 }
 
