@@ -436,6 +436,9 @@ class MemoryWorld:
     ) -> MemoryGroup:
         """Return the group of these ranks, this one among them, lead first."""
         self._groups += 1
+        return self._grouped(ranks)
+
+    def _grouped(self, ranks: Sequence[int]) -> MemoryGroup:
         return MemoryGroup(self._cluster, self, ranks, ranks, self._groups)
 
     def engage(self) -> Callable[[], None]:
@@ -508,15 +511,7 @@ class MemoryPart(MemoryWorld):
         channel = (self._channel, self._opened)
         return MemoryEndpoint(self._cluster, self._world, links, channel, self._ranks)
 
-    def group(
-        self,
-        ranks: Sequence[int],
-        *,
-        naps: bool,  # noqa: ARG002 - waits sleep anyway
-        lasting: bool = False,  # noqa: ARG002 - the cluster says who has died in any case
-    ) -> MemoryGroup:
-        """Return the group of these ranks, this one among them, lead first."""
-        self._groups += 1
+    def _grouped(self, ranks: Sequence[int]) -> MemoryGroup:
         inside = [self._ranks[rank] for rank in ranks]
         return MemoryGroup(self._cluster, self._world, ranks, inside, (self._channel, self._groups))
 

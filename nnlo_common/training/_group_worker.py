@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -41,6 +40,7 @@ from nnlo_common.protocol._query_messages import (
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._group_rank import GroupRank, Meeting
 from nnlo_common.training._rank_parts import LocalStep, TrainingReport
+from nnlo_common.training._stall_detector import date_and_time
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["GroupTrainer", "GroupWorkerRank"]
@@ -69,7 +69,7 @@ class GroupWorkerRank(WorkerRank):
     def _go_on_without(self, dead: Sequence[int]) -> None:
         for rank in dead:
             line = f"rank {rank} has died; the others of its group go on"
-            self._losses.append(f"{line}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            self._losses.append(f"{line}, at {date_and_time()}")
             if self._group.leads:
                 _LOG.warning("nnlo: %s. Ranks left: %d", line, len(self._group.group.ranks))
 
@@ -240,7 +240,7 @@ class GroupTrainer:
         takes_over = self._group.leads and not self.role and self._rank != self._first
         for rank in dead:
             line = f"rank {rank} on {self._hosts[rank]} has died; the others go on"
-            self._losses.append(f"{line}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            self._losses.append(f"{line}, at {date_and_time()}")
             if self._group.leads:
                 now = f"; rank {self._rank} leads now" if takes_over else ""
                 _LOG.warning("nnlo: %s. Ranks left: %d%s", line, len(left), now)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -41,7 +40,7 @@ from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LastRoun
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._rank_parts import LocalStep, Periodic, TrainingReport, perform, serve
 from nnlo_common.training._server_load import Bottleneck
-from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector
+from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector, date_and_time
 from nnlo_common.training._state_copies import LOOK_FOR_COPIES_S, StateCopies
 
 __all__ = ["ALIKE", "ServerRank", "TrainingQueries"]
@@ -714,7 +713,7 @@ class ServerRank:
         if isinstance(self._queries, QueryClient) and self._queries.service == dead:
             perform(self._endpoint, self._queries.return_to(shard.server))
         if self.service is not None:
-            self._losses.append(f"{self._replaced_by(shard, dead)}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            self._losses.append(f"{self._replaced_by(shard, dead)}, at {date_and_time()}")
 
     def _replaced_by(self, shard: Shard, dead: int) -> str:
         role = "the server" if len(self._shards) == 1 else f"server {shard.index}"

@@ -30,7 +30,7 @@ from nnlo_common.protocol import (
 from nnlo_common.protocol._query_messages import LeaveQuery, PauseQuery
 from nnlo_common.training._rank_parts import perform
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
-from nnlo_common.training._stall_detector import StallDetector
+from nnlo_common.training._stall_detector import StallDetector, date_and_time
 from nnlo_common.training._state_copies import ReceivedCopies
 
 __all__ = ["SpareRank"]
@@ -307,7 +307,7 @@ class SpareRank(ServerRank):
         self._begin_copies()
         old_s = began_s - received.came_s
         told = f"{self._replaced_by(shard, dead)}, from a copy of {old_s:.1f} s before"
-        self._losses.append(f"{told}, at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._losses.append(f"{told}, at {date_and_time()}")
         _LOG.warning("nnlo: %s. What workers have contributed since is lost", told)
         self._replaced = len(self._losses) - 1
         for rank in self._gone & self._server.peers.keys():

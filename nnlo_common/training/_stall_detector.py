@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.protocol import Kind, Message
 
-__all__ = ["LOOK_EVERY_S", "PATIENCE", "SHORTEST_S", "ServerWatch", "StallDetector", "UNKNOWN_S"]
+__all__ = [
+    "LOOK_EVERY_S",
+    "PATIENCE",
+    "SHORTEST_S",
+    "ServerWatch",
+    "StallDetector",
+    "UNKNOWN_S",
+    "date_and_time",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,6 +31,11 @@ PATIENCE = 2.0
 SHORTEST_S = 5.0
 #: Used without an earlier silence: a first step compiles, a first epoch may end with a validation.
 UNKNOWN_S = 60.0
+
+
+def date_and_time() -> str:
+    """Return the time of now, as lines about deaths and stalls have it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 @dataclass(slots=True)
@@ -117,7 +130,7 @@ class StallDetector:
             silence_s = now_s - seen.since_s
             if not seen.named and silence_s > self._deadline_s(rank, seen):
                 seen.named = True
-                self.stalls.append(f"{self.last(rank)} at {time.strftime('%Y-%m-%d %H:%M:%S')}")
+                self.stalls.append(f"{self.last(rank)} at {date_and_time()}")
                 _LOG.log(
                     self._level,
                     "nnlo: %s; longer than usual: check whether it hangs, is stopped or is cut off%s",
@@ -142,7 +155,7 @@ class StallDetector:
         """
         line = self.last(rank)
         _LOG.log(self._level, "nnlo: %s; it has died. Workers left: %d", line, others)
-        return f"{line}; died at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        return f"{line}; died at {date_and_time()}"
 
     def report_drop(self, rank: int, others: int) -> tuple[float, str]:
         """Warn that a silent rank was dropped; return its silence and the line for the report.
@@ -154,7 +167,7 @@ class StallDetector:
         silence_s = self._clock() - self._seen[rank].since_s
         line = f"{self.last(rank)}; dropped after {silence_s:.0f} s of silence"
         _LOG.log(self._level, "nnlo: %s. Workers left: %d", line, others)
-        return silence_s, f"{line} at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        return silence_s, f"{line} at {date_and_time()}"
 
     def _deadline_s(self, rank: int, seen: _LastHeard) -> float:
         longest_s = 0.0 if seen.did is None else self._longest_s[rank, seen.did]

@@ -449,11 +449,12 @@ class _Chunks:
         Raises:
             ConfigurationError: a chunk has more bytes than its shape.
         """
-        rows, size = self._chunk[0], self._shape[0]
+        threads, rows, size = usable_threads(), self._chunk[0], self._shape[0]
+        if threads < 2 or last > size:
+            return first, first
         begin, end = -(-first // rows) * rows, last if last == size else last // rows * rows
         places = self._places(begin, end)
-        threads = usable_threads()
-        if threads < 2 or last > size or len(places) < 2:
+        if len(places) < 2:
             return first, first
         pool, whole, under_way = _pool(os.getpid(), threads), True, deque[tuple[Future[bool], Array]]()
         try:
