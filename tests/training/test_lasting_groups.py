@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -28,12 +28,12 @@ class Fabric:
 
     Args:
         deaths: of each rank that dies, the number of its operation, and whether it has brought its part.
-        coins: whether a rank misses the result of an operation that a dead rank has taken part in.
+        misses: of a rank and an operation, whether the rank misses its result when another has died by then.
     """
 
-    def __init__(self, deaths, coins):
+    def __init__(self, deaths, misses):
         self.changed = threading.Condition()
-        self.deaths, self.coins = dict(deaths), coins
+        self.deaths, self.misses = dict(deaths), misses
         self.gone, self.brought, self.revoked = set(), {}, set()
 
 
@@ -85,7 +85,7 @@ class UnsureGroup:
                 if (self.name, self.ranks) in fabric.revoked or fabric.gone & set(self.ranks) - here.keys():
                     raise MemberLostError(-1, "has died")
                 assert fabric.changed.wait(TIMEOUT_S), "the group hangs"
-            if fabric.gone & set(self.ranks) and fabric.coins[hash((self.rank, key)) % len(fabric.coins)]:
+            if fabric.gone & set(self.ranks) and fabric.misses(self.rank, key):
                 raise MemberLostError(-1, "has died")
             return [here[rank] for rank in self.ranks]
 
@@ -107,9 +107,9 @@ class UnsureGroup:
         return found
 
 
-def together(size, deaths, coins, program):
+def together(size, deaths, misses, program):
     """Run a program on all ranks; return what each has, or its death."""
-    fabric, results = Fabric(deaths, coins), [None] * size
+    fabric, results = Fabric(deaths, misses), [None] * size
 
     def run(rank):
         group = GroupRank(UnsureGroup(fabric, rank, range(size)), lasting="any")
@@ -164,7 +164,11 @@ def test_all_that_live_get_the_same_whoever_dies_wherever(data):
     size = data.draw(st.integers(2, 5))
     deaths = data.draw(deaths_in(size))
     coins = data.draw(st.lists(st.booleans(), min_size=1, max_size=40))
-    results = together(size, deaths, coins, talk)
+
+    def misses(rank, operation):
+        return coins[zlib.crc32(repr((rank, operation)).encode()) % len(coins)]
+
+    results = together(size, deaths, misses, talk)
     left = [rank for rank in range(size) if not isinstance(results[rank], InjectedFault)]
     assert left
     for rank in left:
@@ -198,28 +202,10 @@ def test_ranks_that_are_ahead_give_the_result_to_those_that_missed_it():
     def program(rank, group):
         return [group.gather_bytes(bytes([rank, turn])) for turn in range(4)]
 
-    class OnlyRankOneMisses(list):
-        def __len__(self):
-            return 1
+    def misses(rank, operation):
+        return rank == 1 and operation == ((), (0, 1, 2), 3)
 
-        def __getitem__(self, place):
-            return threading.current_thread().name == "1"
-
-    fabric, results = Fabric({2: (3, True)}, OnlyRankOneMisses()), {}
-
-    def run(rank):
-        group = GroupRank(UnsureGroup(fabric, rank, range(3)), lasting="any")
-        with contextlib.suppress(InjectedFault):
-            results[rank] = program(rank, group)
-        with fabric.changed:
-            fabric.gone.add(rank)
-            fabric.changed.notify_all()
-
-    threads = [threading.Thread(target=run, args=(rank,), name=str(rank), daemon=True) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
+    results = together(3, {2: (3, True)}, misses, program)
     assert results[0][:3] == results[1][:3]  # who has the last one leaves
     assert [len(one) for one in results[0]] == [3, 3, 3, 2]
 
