@@ -151,8 +151,10 @@ class Advice:
         moved = 4 * facts.parameters
         # On one host all ranks write and read the gradients and their sums in one memory.
         shared = 4 * moved / facts.copy_bytes_per_s
+        # Where more ranks than cores have tried it together, each had a part of a core.
+        got = min(1.0, facts.cores / len(facts.slow)) if facts.one_host and facts.cores else 1.0
         return Costs(
-            step=Durations(list(facts.steps_s[facts.batch])),
+            step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
             read=Durations(list(facts.read_s)) if facts.read_s else None,
             parameters=facts.parameters,
             commit=facts.commit_s + _SERVED_S,
@@ -246,6 +248,19 @@ class Advice:
     def layouts(self) -> dict[int, AdvisedLayout]:
         """The best layout for each of some numbers of ranks."""
         return {ranks: self._best(self.candidates(ranks)) for ranks in RANKS}
+
+    @cached_property
+    def on_this_host(self) -> AdvisedLayout | None:
+        """The best layout whose ranks share this host's cores; None: there are enough, or it is not known."""
+        cores = self.facts.cores
+        wanted = max(one.layout.ranks.size for one in self.curve if one.workers <= self.workers_worth_having)
+        if cores is None or wanted <= cores:
+            return None
+        here = Advice(replace(self.facts, one_host=True, link=None))
+        here.costs = replace(here.costs, cores=cores)
+        most = [workers for workers in WORKERS if 1 < workers <= cores][-2:]
+        candidates = [ranks for workers in most for ranks in here._with_workers(workers)]
+        return here._best([here.alone.ranks, *candidates])
 
     @property
     def _servers(self) -> tuple[int, ...]:
@@ -346,7 +361,7 @@ class Advice:
     @cached_property
     def verdicts(self) -> list[str]:
         """What to do, the most important first."""
-        return [*self._of_reading(), *self._of_batch(), *self._of_workers()]
+        return [*self._of_reading(), *self._of_batch(), *self._of_workers(), *self._of_cores()]
 
     def _of_reading(self) -> Iterator[str]:
         facts = self.facts
@@ -384,6 +399,21 @@ class Advice:
             yield (
                 f"up to {worth} workers: {1 / point.time:.1f} times as fast as one process "
                 f"({1 / point.high:.1f} to {1 / point.low:.1f}), by {point.layout.call}"
+            )
+
+    def _of_cores(self) -> Iterator[str]:
+        """Say what this host is good for, where it has fewer cores than ranks are worth having."""
+        cores, here = self.facts.cores, self.on_this_host
+        if here is None:
+            return
+        many = "1 core" if cores == 1 else f"{cores} cores"
+        text = f"these numbers give each rank a core of its own, and this host has {many}"
+        if here.ranks.training == 1:
+            yield f"{text}: here one process is as fast as several"
+        else:
+            yield (
+                f"{text}: here {here.ranks.training} workers are {here.speed:.1f} times as fast as one "
+                f"process ({here.low:.1f} to {here.high:.1f}), by {here.call}"
             )
 
     def _why_one(self) -> str:

@@ -15,6 +15,7 @@ from nnlo_common.algorithms._gain import sampled_places
 from nnlo_common.algorithms._noise_scale import NoiseEstimate
 from nnlo_common.algorithms._optimizers import SGD, Adam
 from nnlo_common.base._arguments import is_number, whole_number
+from nnlo_common.base._cores import usable_cores
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._process_memory import ProcessMemory
@@ -149,6 +150,7 @@ class ProbeFacts:
         link: seconds of a short message and bytes per second of a long one, between ranks; None: unknown.
         one_host: whether these ranks were on one host, whose memory carries all messages.
         slow: how many times as long as the fastest rank each rank takes for a step.
+        cores: of this host that the process may use; None: unknown.
     """
 
     framework: str
@@ -172,6 +174,7 @@ class ProbeFacts:
     link: tuple[float, float] | None = None
     one_host: bool = False
     slow: Sequence[float] = field(default_factory=lambda: (1.0,))
+    cores: int | None = None
 
     @property
     def parameters(self) -> int:
@@ -226,6 +229,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         noise=[NoiseEstimate.of([table], batch=model.batch) for table in tables],
         histograms=histograms,
         losses=tuple(trial.losses),
+        cores=usable_cores(),
     )
 
 

@@ -186,7 +186,8 @@ class Costs:
     """What a training costs, as measured.
 
     A server does one thing at a time: it receives a contribution, steps its part of the centre, and replies.
-    A worker reads ahead, so that a batch takes the longer one of its step and its reading.
+    A worker reads ahead, so that a batch takes the longer one of its step and its reading. Times are those
+    of a rank that has a core to itself.
 
     Attributes:
         step: of a worker's batch: forward, backward, and its own optimizer.
@@ -199,6 +200,7 @@ class Costs:
         wire_bytes: of a number on its way.
         reduce_s: seconds for so many ranks to add up their gradients; None: a ring of `bytes_per_s`.
         slow: how many times as long a worker takes, by its number from 0; others take 1.
+        cores: that all ranks share, where they are on one host; None: each has one to itself.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -219,9 +221,12 @@ class Costs:
     wire_bytes: int = FLOAT32
     reduce_s: Callable[[int], float] | None = None
     slow: Mapping[int, float] = field(default_factory=dict)
+    cores: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("parameters", self.parameters, 1)
+        if self.cores is not None:
+            whole_number("cores", self.cores, 1)
         whole_number("wire_bytes", self.wire_bytes, 1)
         for name in ("step", "commit", "handle", "read"):
             value = getattr(self, name)
@@ -285,6 +290,8 @@ class Costs:
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
+# Ranks that share cores: repeat until times change by less than this, at most so often.
+_ALIKE, _MOST_REPEATS = 0.01, 12
 
 
 def gain_of(workers: float, noise: float) -> float:
@@ -371,16 +378,24 @@ def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> F
         )
     if not ranks.servers:
         return _in_step(ranks, costs, steps, seed)
-    return _Simulation(ranks, costs, steps, seed).prediction()
+    shared = _SharedCores()
+    found = _Simulation(ranks, costs, steps, seed, shared).prediction()
+    if costs.cores is not None and costs.cores < ranks.size:
+        for _ in range(_MOST_REPEATS):
+            if not shared.share(costs.cores):
+                break
+            found = _Simulation(ranks, costs, steps, seed, shared).prediction()
+    return found
 
 
 def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     """Simulate ranks that make each step together, without a server."""
     draws = [random.Random(f"{seed} {member}") for member in range(ranks.training)]
     paces, computed_s = list[float](), 0.0
+    added_s = costs.reduced_s(ranks.training) * _crowding(ranks.training, costs)
     for _ in range(steps):
         batches_s = [costs.batch_s(own, member) for member, own in enumerate(draws)]
-        seconds = max(batches_s) + costs.reduced_s(ranks.training)
+        seconds = _together_s(batches_s, costs) + added_s
         computed_s += sum(batches_s) / len(batches_s)
         paces.append(seconds)
     whole_s = sum(paces)
@@ -394,33 +409,99 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     )
 
 
+def _crowding(working: int, costs: Costs) -> float:
+    """Return how many times as long each of so many ranks takes that work at the same time."""
+    return 1.0 if costs.cores is None else max(working / costs.cores, 1.0)
+
+
+def _together_s(seconds: Sequence[float], costs: Costs) -> float:
+    """Return how long it takes until all have done their work that begin together and share the cores."""
+    passed_s, done_s = 0.0, 0.0
+    for number, own_s in enumerate(sorted(seconds)):
+        passed_s += (own_s - done_s) * _crowding(len(seconds) - number, costs)
+        done_s = own_s
+    return passed_s
+
+
+class _SharedCores:
+    """When ranks work, so that those that share cores hold up each other.
+
+    Attributes:
+        crowded: how many times as long workers, and servers, take as with a core to themselves.
+    """
+
+    def __init__(self) -> None:
+        self.crowded = {"worker": 1.0, "server": 1.0}
+        self._spans: dict[str, list[tuple[float, float]]] = {"worker": [], "server": []}
+
+    def note(self, who: str, begin_s: float, seconds: float) -> None:
+        """Take in that a rank works for so long."""
+        if seconds > 0:
+            self._spans[who].append((begin_s, begin_s + seconds))
+
+    def share(self, cores: int) -> bool:
+        """Find how much longer they take, from when they have worked; return whether that is news.
+
+        A core's time is shared alike by those that work at the same time. Who takes longer meets more others,
+        so the simulation is repeated until it finds what it was given.
+        """
+        found = {who: np.array(spans).reshape(-1, 2) for who, spans in self._spans.items()}
+        spans = np.concatenate([*found.values()])
+        times = spans.ravel()
+        order = np.argsort(times, kind="stable")
+        times, working = times[order], np.cumsum(np.tile([1, -1], len(spans))[order])
+        pace = np.minimum(1.0, cores / np.maximum(working, 1))
+        got = np.concatenate([[0.0], np.cumsum(np.diff(times) * pace[:-1])])
+        before = dict(self.crowded)
+        for who, own in found.items():
+            if len(own):
+                done = np.interp(own[:, 1], times, got) - np.interp(own[:, 0], times, got)
+                self.crowded[who] = float((own[:, 1] - own[:, 0]).sum() / done.sum())
+        self._spans = {who: [] for who in self._spans}
+        return any(abs(self.crowded[who] - before[who]) > _ALIKE * before[who] for who in before)
+
+
 class _Timed(ByTime):
     """First come, first served, with measured durations."""
 
-    def __init__(self, ranks: Ranks, costs: Costs, seed: int) -> None:
+    def __init__(self, ranks: Ranks, costs: Costs, seed: int, shared: _SharedCores) -> None:
         super().__init__(seed)
-        self._ranks, self._costs = ranks, costs
+        self._ranks, self._costs, self._shared = ranks, costs, shared
         # Each rank has numbers of its own, so that layouts are compared with the same durations.
         self._of_members = [random.Random(f"{seed} {member}") for member in range(ranks.training)]
         self._of_servers = random.Random(seed)
         # A message of the simulation stands for one of so many numbers.
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
+        self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
-        self.serves = Kind.JOIN  # the kind of the request in hand
+        self.serves, self.serves_from_s = Kind.JOIN, 0.0  # the request in hand
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
         first = (rank - self._ranks.servers) * self._ranks.group_size
         members = range(first, first + self._ranks.group_size)
-        seconds = [self._costs.batch_s(self._of_members[member], member) for member in members]
-        self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(seconds) / len(seconds)
-        return max(seconds) + self._costs.reduced_s(self._ranks.group_size)
+        alone = [self._costs.batch_s(self._of_members[member], member) for member in members]
+        self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
+        crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
+        taken = [crowded * seconds for seconds in alone]
+        added_s = crowded * self._costs.reduced_s(self._ranks.group_size)
+        for seconds in taken:
+            self._shared.note("worker", begin_s, seconds)
+            self._shared.note("worker", begin_s + max(taken), added_s)
+        return max(taken) + added_s
 
-    def communicate_s(self, size: int) -> float:
+    def communicate_s(self, size: int) -> float:  # noqa: ARG002 - its length costs the ranks time, not the way
         """Return the time of a message between a server's and a worker's hands."""
-        # An exchange has two long messages; the worker works before the first and after the second.
-        return self._costs.latency_s + (self._costs.handled_s(self._of_servers) / 2 if size else 0.0)
+        return self._costs.latency_s
+
+    def handle_s(self, rank: int, size: int) -> float:
+        """Draw the time of a worker for one of the two long messages of an exchange."""
+        share = self._numbers_of(size) / self._costs.parameters
+        seconds = self._shared.crowded["worker"] * share / 2
+        seconds *= self._costs.handled_s(self._of_servers) if size else 0.0
+        self._shared.note("worker", self.clock_s[rank], seconds)
+        return seconds
 
     def serve_s(self, size: int) -> float:
         """Draw the time of a contribution, with its reply."""
@@ -428,11 +509,16 @@ class _Timed(ByTime):
             sampled = sampled_places(self._costs.parameters).size
             seconds = sampled * self._costs.wire_bytes / self._costs.bytes_per_s
         else:
-            # Whole contributions of a simulation have as many numbers as a shard, whatever comes with them.
-            numbers = min(size, _NUMBERS * FLOAT32) * self._numbers
+            numbers = self._numbers_of(size)
             seconds = self._costs.served_s(self._of_servers, numbers) if size else 0.0
+        seconds *= self._shared.crowded["server"]
+        self._shared.note("server", self.serves_from_s, seconds)
         self.served_total_s += seconds
         return seconds
+
+    def _numbers_of(self, size: int) -> float:
+        """Return the numbers of a message: a whole shard, whatever comes with it in the simulation."""
+        return min(size, _NUMBERS * FLOAT32) * self._numbers
 
 
 class _TimedCluster(VirtualCluster):
@@ -442,6 +528,7 @@ class _TimedCluster(VirtualCluster):
         self._arrivals: list[tuple[float, int, int, Kind]] = []
         self._timed = schedule
         super().__init__(*args, schedule=schedule, **options)
+        schedule.clock_s = self._clock_s
 
     def _perform_worker(self, rank: int, actions: Sequence[Action]) -> None:
         super()._perform_worker(rank, actions)
@@ -451,15 +538,16 @@ class _TimedCluster(VirtualCluster):
                 arrival_s = self._channels[shard, rank][-1][0]
                 heapq.heappush(self._arrivals, (arrival_s, shard, rank, action.message.kind))
 
-    def _travel_s(self, event: Received) -> float:
-        short = event.message.kind is Kind.SAMPLE
-        return self._timed.communicate_s(0) if short else super()._travel_s(event)
+    def _work_on(self, rank: int, event: Received) -> None:
+        if event.message.kind is not Kind.SAMPLE:
+            super()._work_on(rank, event)
 
     def _choose(self) -> PendingRequest | None:
         if not self._arrivals:
             return None
         arrival_s, shard, worker, kind = heapq.heappop(self._arrivals)
         self._timed.serves = kind
+        self._timed.serves_from_s = max(arrival_s, self._free_s[shard])
         return PendingRequest(shard, worker, kind, arrival_s)
 
 
@@ -471,9 +559,10 @@ class _Simulation:
         costs: what was measured.
         steps: to count.
         seed: of the durations.
+        shared: the cores, and how much longer ranks take beside each other.
     """
 
-    def __init__(self, ranks: Ranks, costs: Costs, steps: int, seed: int) -> None:
+    def __init__(self, ranks: Ranks, costs: Costs, steps: int, seed: int, shared: _SharedCores) -> None:
         start = FlatVector.of([np.zeros(_NUMBERS, np.float32) for _ in range(ranks.servers)])
         cell = VirtualRanks(ranks.algorithm, start, ranks.servers, ranks.workers)
         center = ranks.algorithm.optimizer_runs == "center" or ranks.algorithm.outer_optimizer
@@ -484,7 +573,7 @@ class _Simulation:
         self._counted = every * max(math.ceil(steps / every), 2)
         self._times: dict[int, list[float]] = {rank: [] for rank in cell.ranks}
         workers = cell.make_workers(None)
-        self._schedule = _Timed(ranks, costs, seed)
+        self._schedule = _Timed(ranks, costs, seed, shared)
         self._cluster = _TimedCluster(
             cell.make_servers(SGD(0.0) if center else None),
             {worker.rank: worker for worker in workers},

@@ -138,6 +138,7 @@ class ByTime:
         compute_s: draws how long a worker takes for one gradient.
         communicate_s: draws how long a message takes, given its bytes.
         serve_s: draws how long a server takes for one request.
+        handle_s: draws how long a worker works on a message that it sends or has got, given its bytes.
 
     Example:
         >>> schedule = ByTime(seed=1, compute_s=lambda draw, rank: 3.0 if rank == 1 else 1.0)
@@ -150,9 +151,11 @@ class ByTime:
         compute_s: Callable[[random.Random, int], float] = lambda draw, rank: draw.lognormvariate(0.0, 0.3),
         communicate_s: Callable[[random.Random, int], float] = lambda draw, size: 1e-3 + size / 1e10,
         serve_s: Callable[[random.Random, int], float] = lambda draw, size: 1e-4 + size / 1e10,
+        handle_s: Callable[[random.Random, int], float] = lambda draw, size: 0.0,
     ) -> None:
         self._random = random.Random(seed)
         self._compute_s, self._communicate_s, self._serve_s = compute_s, communicate_s, serve_s
+        self._handle_s = handle_s
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient."""
@@ -165,6 +168,10 @@ class ByTime:
     def serve_s(self, size: int) -> float:
         """Draw the time a server takes for one request."""
         return self._serve_s(self._random, size)
+
+    def handle_s(self, rank: int, size: int) -> float:  # noqa: ARG002 - subclasses tell workers apart
+        """Draw the time a worker works on a message that it sends or has got."""
+        return self._handle_s(self._random, size)
 
     def choose(self, waiting: Sequence[PendingRequest]) -> PendingRequest:
         """Return the request that arrived first."""

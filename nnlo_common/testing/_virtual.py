@@ -482,6 +482,7 @@ class VirtualCluster:
         if rank in self._lost:
             return
         self._clock_s[rank] = max(self._clock_s[rank], self._free_s[shard] + self._travel_s(event))
+        self._work_on(rank, event)
         try:
             self._perform_worker(rank, self.workers[rank].deliver(event))
         except DroppedError as error:
@@ -503,6 +504,7 @@ class VirtualCluster:
             elif isinstance(action, Send):
                 event = self._carried(action.message)
                 channel = self._channels[event.message.shard, rank]
+                self._work_on(rank, event)
                 arrival_s = self._clock_s[rank] + self._travel_s(event)
                 # Messages between two ranks stay in order.
                 channel.append((max(arrival_s, channel[-1][0] if channel else 0.0), event))
@@ -534,6 +536,11 @@ class VirtualCluster:
 
     def _free(self, frame: Frame) -> None:
         self._frames[frame.vector.size].append(frame)
+
+    def _work_on(self, rank: int, event: Received) -> None:
+        """Let a worker's time pass while it works on a message that it sends or has got."""
+        if isinstance(self._schedule, ByTime):
+            self._clock_s[rank] += self._schedule.handle_s(rank, bytes_of(event.message))
 
     def _travel_s(self, event: Received) -> float:
         size, schedule = bytes_of(event.message), self._schedule

@@ -252,6 +252,28 @@ def test_ranks_try_at_the_same_time_and_a_slow_one_is_seen(monkeypatch, common):
     assert Advice(found[0]).costs.slow == pytest.approx({1: 2, 2: 3})
 
 
+def test_fewer_cores_than_ranks_are_said_with_what_they_are_good_for(common):
+    assert common.on_this_host is None  # nothing is known of its cores
+    assert Advice(replace(common.facts, cores=100_000)).on_this_host is None
+    few = Advice(replace(common.facts, cores=4))
+    here = few.on_this_host
+    assert few.verdicts[:-1] == common.verdicts
+    assert (
+        f"this host has 4 cores: here {here.ranks.training} workers are {here.speed:.1f} times"
+        in few.verdicts[-1]
+    )
+    assert here.ranks.training == 4
+    assert 3.0 < here.speed < 4.0
+    (said,) = Advice(replace(common.facts, cores=1)).verdicts[-1:]
+    assert said.endswith("this host has 1 core: here one process is as fast as several")
+
+
+def test_ranks_of_a_probe_that_shared_cores_had_a_part_of_each(common):
+    crowd = replace(common.facts, slow=(1.0, 1.0, 1.0, 1.0), one_host=True, cores=2)
+    assert Advice(crowd).costs.step.mean == pytest.approx(common.costs.step.mean / 2)
+    assert Advice(replace(crowd, cores=8)).costs.step.mean == pytest.approx(common.costs.step.mean)
+
+
 def test_a_slow_link_makes_smaller_messages_worth_having_and_no_other():
     facts = example_facts(parameters=10_000_000)
 

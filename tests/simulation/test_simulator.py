@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -221,3 +222,58 @@ def test_a_lag_and_long_steps_count_as_more_workers():
 def test_what_makes_no_sense_is_refused_in_one_sentence(call, text):
     with pytest.raises(ConfigurationError, match=text):
         call()
+
+
+# -- ranks that share cores -------------------------------------------------------------------------------
+
+
+def crowded_repairmen(workers, cores, think_s, serve_s):
+    """Exchanges in a second, as above, of ranks that share cores: a chain of births and deaths."""
+
+    def pace(waiting):
+        working = workers - waiting + min(waiting, 1)
+        return min(1.0, cores / working)
+
+    ways = [1.0]
+    for waiting in range(workers):
+        comes = (workers - waiting) / think_s * pace(waiting)
+        ways.append(ways[-1] * comes * serve_s / pace(waiting + 1))
+    return sum(way * pace(waiting) / serve_s for waiting, way in enumerate(ways) if waiting) / sum(ways)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "serve_s"), [(1, 0.5), (2, 0.1), (5, 0.25)])
+def test_ranks_that_share_cores_hold_up_each_other(workers, serve_s, cores):
+    costs = Costs(step=exponential(1.0), commit=exponential(serve_s), cores=cores, **FREE)
+    run = simulate(Ranks(algorithm=Downpour(), workers=workers), costs, steps=2000 // workers)
+    assert run.batches_per_s == pytest.approx(crowded_repairmen(workers, cores, 1.0, serve_s), rel=0.06)
+    assert run.batches_per_s * (1 + serve_s) <= 1.06 * cores  # no more work than the cores can do
+
+
+def test_a_lag_hides_no_work_from_the_cores():
+    costs = Costs(step=0.1, commit=0.05, handle=0.02, **FREE)
+    hidden = simulate(Ranks(algorithm=Downpour(lag=1), workers=1), costs)
+    assert hidden.batches_per_s == pytest.approx(1 / 0.12, rel=0.02)  # the worker's part is never hidden
+    crowded = simulate(Ranks(algorithm=Downpour(lag=1), workers=1), replace(costs, cores=1))
+    assert crowded.batches_per_s == pytest.approx(1 / 0.17, rel=0.03)
+    pair = simulate(Ranks(algorithm=Downpour(lag=1), workers=2), replace(costs, cores=2))
+    assert pair.batches_per_s == pytest.approx(2 / 0.17, rel=0.03)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4])
+def test_a_step_together_on_few_cores(cores):
+    costs = Costs(step=0.1, reduce_s=lambda ranks: 0.03, slow={0: 2.0}, cores=cores, **FREE)
+    run = simulate(Ranks.of(Steady(), 3, servers=0), costs)
+    work_s = {1: 0.4, 2: 0.25, 3: 0.2, 4: 0.2}[cores] + 0.03 * max(3 / cores, 1)
+    assert run.batches_per_s == pytest.approx(3 / work_s)
+
+
+@pytest.mark.parametrize("algorithm", [Downpour(), Synchronous(), EASGD(every=3), Steady(lag=1)], ids=name_of)
+def test_as_many_cores_as_ranks_change_nothing(algorithm):
+    costs = Costs(step=exponential(0.05), parameters=100_000, commit=0.002)
+    ranks = Ranks(algorithm=algorithm, workers=3)
+    assert simulate(ranks, costs) == simulate(ranks, replace(costs, cores=4))
+    fewer = [simulate(ranks, replace(costs, cores=cores)).batches_per_s for cores in (1, 2, 3, 4)]
+    assert all(one <= 1.02 * other for one, other in pairwise(fewer))
+    with pytest.raises(ConfigurationError, match="cores=0"):
+        replace(costs, cores=0)

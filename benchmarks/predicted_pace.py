@@ -1,0 +1,154 @@
+"""Paces that the simulator predicts, beside those of the same trainings on this host; print a table.
+
+python benchmarks/predicted_pace.py --assert
+
+As many ranks as there are workers probe a dense network at the same time, as `mpiexec -n W nnlo advise` does.
+The simulator predicts several layouts on the cores of this host, and each of them trains. A prediction is
+"met" if it is within 15 % of what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and numpy read it
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from accuracy_all import mpiexec
+from overhead import BATCH
+
+import nnlo_torch as nt
+from nnlo_common.base._cores import usable_cores
+from nnlo_common.simulation import Ranks, simulate
+
+WIDTHS = {"90k": (784, 100, 100, 10), "1.8M": (784, 1000, 1000, 10)}
+#: Wrapper, options, servers.
+LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "Downpour": ("Downpour", {}, 1),
+    "Downpour, lag=1": ("Downpour", {"lag": 1}, 1),
+    "EASGD, every=10": ("EASGD", {"every": 10}, 1),
+    "Steady, every=4": ("Steady", {"every": 4}, 1),
+    "Synchronous": ("Synchronous", {}, 1),
+    "Steady, servers=0": ("Steady", {}, 0),
+}
+MOST = 0.15
+
+
+def network(size: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a dense network with the user's optimizer."""
+    torch.manual_seed(1)
+    widths = WIDTHS[size]
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers[:-1])
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def data(count: int) -> torch.utils.data.TensorDataset:
+    """Return samples of noise."""
+    return torch.utils.data.TensorDataset(torch.randn(count, 784), torch.randint(10, (count,)))
+
+
+def predict(chosen: argparse.Namespace) -> None:
+    """Print the pace of each layout, as predicted from a probe of all ranks."""
+    model, optimizer = network(chosen.size)
+    loader = torch.utils.data.DataLoader(data(50 * BATCH), batch_size=BATCH)
+    advice = nt.advise(model, torch.nn.functional.cross_entropy, loader, optimizer, seconds=chosen.seconds)
+    costs = replace(advice.costs, cores=usable_cores(), read=None)
+    found = {}
+    for name, (wrapper, options, servers) in LAYOUTS.items():
+        rule = getattr(__import__("nnlo_common"), wrapper)(**options)
+        ranks = Ranks.of(rule, chosen.workers + servers, servers=servers)
+        found[name] = simulate(ranks, costs).batches_per_s
+    print(json.dumps(found), flush=True)
+
+
+def train(chosen: argparse.Namespace) -> None:
+    """Print the batches per second of this rank, as a worker."""
+    wrapper, options, servers = LAYOUTS[chosen.layout]
+    model, inner = network(chosen.size)
+    optimizer = getattr(nt, wrapper)(inner, servers=servers, **options)
+    torch.set_num_threads(1)
+    batches = [tuple(data(BATCH).tensors) for _ in range(8)]
+    optimizer.begin_epoch()
+    if not optimizer.serves:
+        times = [time.perf_counter()]
+        while len(times) <= chosen.steps:
+            x, y = batches[len(times) % len(batches)]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            times.append(time.perf_counter())
+        first = len(times) // 5
+        print(f"PACE {(len(times) - 1 - first) / (times[-1] - times[first])}", flush=True)
+    optimizer.close()
+
+
+def run(ranks: int, *words: str) -> list[str]:
+    """Run this script on several ranks; return the lines that they print."""
+    command = [mpiexec(), "--oversubscribe", "-n", str(ranks), sys.executable, __file__, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return done.stdout.splitlines()
+
+
+def compare(chosen: argparse.Namespace) -> int:
+    """Print the table; return how many predictions are off."""
+    print(f"{usable_cores()} cores; load {os.getloadavg()[0]:.2f} before")
+    print("| parameters | workers | layout | predicted, batches/s | measured (each run) | off by |")
+    print("|---|---|---|---|---|---|", flush=True)
+    missed = 0
+    for size in chosen.sizes:
+        for workers in chosen.numbers:
+            common = ("--size", size, "--workers", str(workers))
+            probed = run(workers, "predict", *common, "--seconds", str(chosen.seconds))
+            predicted = json.loads(probed[0])
+            for name, (_, _, servers) in LAYOUTS.items():
+                steps = str(max(40, int(chosen.seconds * predicted[name] / workers)))
+                measured = []
+                for _ in range(chosen.runs):
+                    lines = run(workers + servers, "train", *common, "--layout", name, "--steps", steps)
+                    measured.append(sum(float(line.split()[1]) for line in lines if line.startswith("PACE")))
+                middle = sorted(measured)[len(measured) // 2]
+                off = predicted[name] / middle - 1
+                missed += abs(off) > MOST
+                each = ", ".join(f"{one:.0f}" for one in measured)
+                row = f"| {size} | {workers} | {name} | {predicted[name]:.0f} | {middle:.0f} ({each})"
+                print(f"{row} | {100 * off:+.0f} % |", flush=True)
+    print(f"load {os.getloadavg()[0]:.2f} after; off by more than {100 * MOST:.0f} %: {missed}")
+    return missed
+
+
+def main() -> int:
+    """Do what was asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("compare", "predict", "train"), nargs="?", default="compare")
+    parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=[*WIDTHS])
+    parser.add_argument("--numbers", nargs="+", type=int, default=[1, 2], help="of workers")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a probe, and of a training")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--size", choices=WIDTHS, default="1.8M", help="of one run")
+    parser.add_argument("--workers", type=int, default=1, help="of one run")
+    parser.add_argument("--layout", choices=LAYOUTS, default="Downpour", help="of one run")
+    parser.add_argument("--steps", type=int, default=100, help="of one run")
+    parser.add_argument("--assert", dest="insist", action="store_true", help="fail unless all are met")
+    chosen = parser.parse_args()
+    if chosen.what != "compare":
+        {"predict": predict, "train": train}[chosen.what](chosen)
+        return 0
+    return 1 if compare(chosen) and chosen.insist else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
