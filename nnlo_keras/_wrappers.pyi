@@ -31,7 +31,7 @@ class AGN(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -51,7 +51,7 @@ class AGN(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -71,7 +71,7 @@ class DiLoCo(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -91,7 +91,7 @@ class DiLoCo(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -113,7 +113,7 @@ class Downpour(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -136,7 +136,7 @@ class Downpour(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -154,7 +154,7 @@ class DynSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -172,7 +172,7 @@ class DynSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -197,7 +197,7 @@ class EAMSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -223,7 +223,7 @@ class EAMSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -249,7 +249,7 @@ class EASGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -275,7 +275,7 @@ class EASGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -296,7 +296,7 @@ class GEM(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -318,7 +318,7 @@ class GEM(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -337,7 +337,7 @@ class LocalSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -356,7 +356,7 @@ class LocalSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -378,7 +378,7 @@ class Steady(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -400,7 +400,7 @@ class Steady(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -418,7 +418,7 @@ class Synchronous(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         name: str | None = None,
@@ -436,7 +436,7 @@ class Synchronous(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the

@@ -54,7 +54,7 @@ class TorchReducer(Reducer):
         self._processes: Any = dist.ProcessGroupGloo(self._store, group.index, size, _TIMEOUT)
         self._under_way: list[dist.Work] = []
 
-    def start(self, part: Vector) -> None:
+    def start(self, part: Vector, at: int = 0) -> None:  # noqa: ARG002 - all places are alike
         """Begin to add up the vector."""
         self._under_way.append(self._processes.allreduce([torch.from_numpy(part)]))
 
@@ -117,7 +117,7 @@ class HorovodReducer(Reducer):
         self._horovod: Any = hvd
         self._under_way: list[Any] = []
 
-    def start(self, part: Vector) -> None:
+    def start(self, part: Vector, at: int = 0) -> None:  # noqa: ARG002 - all places are alike
         """Begin to add up the vector; Horovod finds its counterparts by the name."""
         name = f"nnlo.{len(self._under_way)}"
         handle = self._horovod.allreduce_async_(torch.from_numpy(part), name=name, op=self._horovod.Sum)

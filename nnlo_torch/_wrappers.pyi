@@ -35,7 +35,7 @@ class AGN(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -56,7 +56,7 @@ class AGN(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -78,7 +78,7 @@ class DiLoCo(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -99,7 +99,7 @@ class DiLoCo(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -123,7 +123,7 @@ class Downpour(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -147,7 +147,7 @@ class Downpour(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -167,7 +167,7 @@ class DynSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -186,7 +186,7 @@ class DynSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -213,7 +213,7 @@ class EAMSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -240,7 +240,7 @@ class EAMSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -268,7 +268,7 @@ class EASGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -295,7 +295,7 @@ class EASGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -318,7 +318,7 @@ class GEM(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -341,7 +341,7 @@ class GEM(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -362,7 +362,7 @@ class LocalSGD(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -382,7 +382,7 @@ class LocalSGD(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -406,7 +406,7 @@ class Steady(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -429,7 +429,7 @@ class Steady(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
@@ -449,7 +449,7 @@ class Synchronous(Wrapper):
         wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = "float32",
         servers: int = 1,
         group_size: int | None = None,
-        all_reduce: Literal["auto", "mpi", "shared", "thread", "torch", "horovod"] = "auto",
+        all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
         model: Module | None = None,
@@ -468,7 +468,7 @@ class Synchronous(Wrapper):
             group_size: ranks that train as one worker, each step with the mean of their gradients,
                 weighted by their samples; else 1, or all with servers=0.
             all_reduce: how these ranks add up their gradients; auto is the fastest of shared and mpi that
-                works here: 'auto' or 'mpi' or 'shared' or 'thread' or 'torch' or 'horovod'.
+                works here: 'auto' or 'mpi' or 'bfloat16' or 'shared' or 'thread' or 'torch' or 'horovod'.
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the

@@ -129,6 +129,13 @@ class Layout:
         ends = [segment.offset for segment in self.segments[1:]] + [self.size]
         return np.array(ends, np.int64) - 1
 
+    def unused_marks(self, place: slice) -> npt.NDArray[np.int64]:
+        """Return the marks within a part of the vector that are no number of an array, from its start."""
+        ends = zip(self.segments, self.marks().tolist(), strict=True)
+        unused = {mark for one, mark in ends if mark >= one.place.stop and place.start <= mark < place.stop}
+        places: npt.NDArray[np.int64] = np.array(sorted(unused), np.int64) - place.start
+        return places
+
     def inside(self, place: slice) -> list[int]:
         """Return the indices of the segments in a part of the vector that `cut` made."""
         return [

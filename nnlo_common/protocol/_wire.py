@@ -41,7 +41,7 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks
 from nnlo_common.base._state_tree import State, Stateful, require
 
-__all__ = ["PLAIN", "Wire", "WireEnd"]
+__all__ = ["PLAIN", "Wire", "WireEnd", "from_bfloat16", "to_bfloat16"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,6 +51,22 @@ _BLOCK = 1 << 15
 _LEAST = 64
 _HEAD = 8
 _UPPER = int(sys.byteorder == "little")  # the place of a float32's upper half
+
+
+def to_bfloat16(y: Vector, out: npt.NDArray[np.uint16], spare: Vector) -> None:
+    """Write the upper halves of float32's bits, rounded to the nearest; leave what that loses in `y`."""
+    bits = spare.view(np.uint32)
+    np.add(y.view(np.uint32), np.uint32(0x8000), out=bits)  # half of the last place; infinity and NaN stay
+    np.copyto(out, bits.view(np.uint16)[_UPPER::2])
+    np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
+    np.subtract(y, spare, out=y)
+
+
+def from_bfloat16(halves: npt.NDArray[np.uint16], out: Vector) -> None:
+    """Widen what `to_bfloat16` wrote, which is exact."""
+    bits = out.view(np.uint32)
+    np.copyto(bits, halves)
+    np.left_shift(bits, np.uint32(16), out=bits)
 
 
 class _WireFormat(ABC):
@@ -93,17 +109,11 @@ class _BFloat16(_InBlocks):
 
     def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
         """Add half of the last place that is kept, and cut."""
-        bits = spare.view(np.uint32)
-        np.add(y.view(np.uint32), np.uint32(0x8000), out=bits)  # infinity and NaN stay what they are
-        body[: 2 * size].view(np.uint16)[block] = bits.view(np.uint16)[_UPPER::2]
-        np.bitwise_and(bits, np.uint32(0xFFFF0000), out=bits)
-        np.subtract(y, spare, out=y)
+        to_bfloat16(y, body[: 2 * size].view(np.uint16)[block], spare)
 
     def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
         """Put the bits back in their place."""
-        bits = spare.view(np.uint32)
-        np.copyto(bits, body[: 2 * out.size].view(np.uint16)[block])
-        np.left_shift(bits, np.uint32(16), out=bits)
+        from_bfloat16(body[: 2 * out.size].view(np.uint16)[block], spare)
         np.add(out[block], spare, out=out[block])
 
 
@@ -502,11 +512,7 @@ class Wire:
         self.down = "center" if algorithm is None else algorithm.replies
         self.marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         if layout is not None and self.packs:
-            ends = zip(layout.segments, layout.marks().tolist(), strict=True)
-            unused = {
-                mark for one, mark in ends if mark >= one.place.stop and place.start <= mark < place.stop
-            }
-            self.marks = np.array(sorted(unused), np.int64) - place.start
+            self.marks = layout.unused_marks(place)
         self._room: Vector = np.zeros(0, np.float32)
 
     @property

@@ -95,6 +95,16 @@ class MemoryGroup:
         for other in others:
             vector += other
 
+    def deal(self, rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Give each rank its row; return the rows that all have for this one, by rank."""
+        self._world.reach("deal in group")
+        return np.stack([other[self.index] for other in self._everyone(np.array(rows))])
+
+    def show(self, row: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Return the rows of all ranks, equally long."""
+        self._world.reach("show in group")
+        return np.stack(self._everyone(np.array(row)))
+
     def broadcast(self, data: npt.NDArray[np.uint8]) -> MemoryBroadcast:
         """Begin to copy the lead's bytes into those of the others."""
         self._world.reach("broadcast in group")

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Vector
+from nnlo_common.base._flat_vector import Layout, Vector
 from nnlo_common.cluster.transport._endpoint import Group
 from nnlo_common.cluster.transport._shared_memory import shared_memory
+from nnlo_common.protocol._wire import from_bfloat16, to_bfloat16
 
 __all__ = [
     "ALL_REDUCES",
+    "BFloat16Reducer",
     "MPIReducer",
     "Reducer",
     "SharedReducer",
@@ -35,6 +38,8 @@ __all__ = [
 
 # Half a megabyte to two are equally fast: the pieces of all ranks fit the cache together.
 _PIECE = 1 << 18
+# Of messages to all others, which are cut into as many as there are ranks.
+_LONG_PIECE = 1 << 22
 # With more ranks each adds up a part of every piece; with fewer, one wait less for each other is worth more.
 _FEW = 3
 
@@ -60,12 +65,27 @@ class Reducer:
     def check(cls) -> None:
         """Refuse it if this machine lacks what it needs; nothing is needed by default."""
 
-    def start(self, part: Vector) -> None:
-        """Begin to replace this vector by its sum over all ranks, with the same bits on each."""
+    def fit(self, layout: Layout) -> None:
+        """Learn what a gradient is made of; by default it does not matter."""
+
+    def start(self, part: Vector, at: int = 0) -> None:
+        """Begin to replace this vector by its sum over all ranks, with the same bits on each.
+
+        Args:
+            part: of a gradient.
+            at: where it begins there.
+        """
         raise NotImplementedError
 
     def finish(self) -> None:
         """Return once all vectors that were started hold their sums; by default `start` has done it."""
+
+    def state(self) -> Vector:
+        """Return what its next sum depends on; by default nothing."""
+        return np.zeros(0, np.float32)
+
+    def load(self, state: Vector) -> None:
+        """Go on from what `state` returned; begin anew if another way did."""
 
     def close(self) -> None:
         """Release its resources, before those of the group (collective); by default it has none."""
@@ -80,7 +100,7 @@ class MPIReducer(Reducer):
 
     name = "mpi"
 
-    def start(self, part: Vector) -> None:
+    def start(self, part: Vector, at: int = 0) -> None:  # noqa: ARG002 - all places are alike
         """Replace the vector by its sum."""
         self._group.add_up(part)
 
@@ -103,7 +123,7 @@ class SharedReducer(Reducer):
         # Two places for pieces, in turn: a rank writes the next one while others still read the last.
         self._memory = [memory.reshape(2, _PIECE) for memory in shared_memory(group, 2 * _PIECE)]
 
-    def start(self, part: Vector) -> None:
+    def start(self, part: Vector, at: int = 0) -> None:  # noqa: ARG002 - all places are alike
         """Replace the vector by its sum."""
         if len(self._memory) == 1:
             return  # the last rank of its group
@@ -136,6 +156,76 @@ def _add(vectors: Sequence[Vector], total: Vector) -> None:
         np.add(total, one, out=total)
 
 
+class BFloat16Reducer(Reducer):
+    """Sums of numbers that travel in 16 bits: half of the bytes, and nothing is lost for good.
+
+    Each rank adds up a part of all gradients, in float32, and shows the others the sum. What rounding takes
+    from a gradient, and from a sum that this rank has made, is added to its next gradient; so all sums
+    together are those of float32, up to the last residuals.
+
+    Args:
+        group: the ranks.
+    """
+
+    name = "bfloat16"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._residual: Vector = np.zeros(0, np.float32)
+        self._marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def fit(self, layout: Layout) -> None:
+        """Make room for what rounding takes; marks say whether there is a gradient, and have no rest."""
+        self._residual = np.zeros(layout.size, np.float32)
+        self._marks = layout.unused_marks(slice(0, layout.size))
+
+    def start(self, part: Vector, at: int = 0) -> None:
+        """Replace the vector by its sum."""
+        if len(self._group.ranks) == 1:
+            return
+        residual = self._residual[at : at + part.size]
+        with np.errstate(invalid="ignore", over="ignore"):  # a step that is not finite is told by others
+            for start in range(0, part.size, _LONG_PIECE):
+                stop = start + _LONG_PIECE
+                self._add_up(part[start:stop], residual[start:stop])
+        self._residual[self._marks] = 0
+
+    def state(self) -> Vector:
+        """Return what rounding has taken from the gradients."""
+        return self._residual.copy()
+
+    def load(self, state: Vector) -> None:
+        """Go on from there."""
+        if state.size == self._residual.size:
+            np.copyto(self._residual, state)
+
+    def _add_up(self, piece: Vector, residual: Vector) -> None:
+        size, index, count = len(self._group.ranks), self._group.index, piece.size
+        width = -(-count // size)
+        mine, spare = np.zeros((2, size * width), np.float32)
+        halves = np.empty(size * width, np.uint16)
+        np.add(piece, residual, out=mine[:count])
+        to_bfloat16(mine, halves, spare)
+        _keep(mine[:count], residual)
+        dealt = self._group.deal(halves.reshape(size, width))
+        total, other = np.zeros((2, width), np.float32)
+        for halves_of in dealt:
+            from_bfloat16(halves_of, other)
+            np.add(total, other, out=total)
+        to_bfloat16(total, halves[:width], other)
+        from_bfloat16(self._group.show(halves[:width]).reshape(-1), spare)
+        np.copyto(piece, spare[:count])
+        place = residual[index * width : (index + 1) * width]
+        _keep(place + total[: place.size], place)
+
+
+def _keep(lost: Vector, residual: Vector) -> None:
+    """Keep what rounding has taken; of a step that is not finite nothing can be kept."""
+    np.copyto(residual, lost)
+    if not np.isfinite(lost.sum()):
+        np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+
 class ThreadReducer(Reducer):
     """Sums by the MPI library in a thread, while the caller computes.
 
@@ -153,7 +243,7 @@ class ThreadReducer(Reducer):
         self._thread = ThreadPoolExecutor(1, "nnlo-all-reduce")
         self._started: list[Future[None]] = []
 
-    def start(self, part: Vector) -> None:
+    def start(self, part: Vector, at: int = 0) -> None:  # noqa: ARG002 - all places are alike
         """Give the vector to the thread."""
         self._started.append(self._thread.submit(self._group.add_up, part))
 
@@ -171,7 +261,7 @@ class ThreadReducer(Reducer):
 
 _LOG = logging.getLogger(__name__)
 
-WayName: TypeAlias = Literal["auto", "mpi", "shared", "thread", "torch", "horovod"]
+WayName: TypeAlias = Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"]
 
 
 @dataclass(frozen=True)
@@ -208,6 +298,7 @@ _OURS, _TORCH = "nnlo_common.training._all_reduce", "nnlo_torch"
 ALL_REDUCES: Mapping[str, Way] = {
     "auto": Way("the fastest of 'shared' and 'mpi' that works here", lasts=True),
     "mpi": Way("the MPI library, in pieces", f"{_OURS}:MPIReducer", lasts=True),
+    "bfloat16": Way("the MPI library, in 16 bits a number", f"{_OURS}:BFloat16Reducer"),
     "shared": Way("memory that all ranks of a host see", f"{_OURS}:SharedReducer", lasts=True),
     "thread": Way(
         "the MPI library, in a thread while the backward pass runs", f"{_OURS}:ThreadReducer", _TORCH

@@ -100,6 +100,8 @@ class GroupRank:
             lasts.on_renewal = self._renew
         self._steps = 0
         self._share: float | None = None
+        if layout is not None:
+            self.reducer.fit(layout)
         whole = slice(0, 0 if layout is None else layout.size)
         self._telling = np.sort(telling_places(layout, whole)) if layout else np.zeros(0, np.int64)
         self._finite = True  # this rank's own gradient, before the mean
@@ -223,10 +225,10 @@ class GroupRank:
         elif self._share is not None:
             part.fill(0)  # whatever it holds, NaN included
         if self.reducer.overlaps:
-            self.reducer.start(part)
+            self.reducer.start(part, place.start)
         else:
             with span("wait", "the sum of the gradients"):
-                self.reducer.start(part)
+                self.reducer.start(part, place.start)
 
     def end_mean(self, gradient: Vector) -> None:
         """Return once the gradient, whose parts have all been given to `add_part`, is the mean."""

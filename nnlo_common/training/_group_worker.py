@@ -139,11 +139,13 @@ class GroupWorkerRank(WorkerRank):
 
     def state(self) -> State:
         """Return all that the next step depends on; exact in a pause."""
-        return {"worker_rank": super().state(), "group_samples": self._group.samples}
+        sums = self._group.reducer.state()
+        return {"worker_rank": super().state(), "group_samples": self._group.samples, "sums": sums}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; call it before `start`."""
-        require("a rank of a group", state, worker_rank=Mapping, group_samples=int)
+        require("a rank of a group", state, worker_rank=Mapping, group_samples=int, sums=np.ndarray)
+        self._group.reducer.load(state["sums"])
         self._group.samples = state["group_samples"]
         super().load(state["worker_rank"])
 
@@ -378,6 +380,7 @@ class GroupTrainer:
             "averages": self._averages.state(),
             "steps": self._steps,
             "samples": self._samples,
+            "sums": self._group.reducer.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -385,7 +388,7 @@ class GroupTrainer:
         optimizer = type(None) if self._optimizer is None else Mapping
         parts = {"parameters": self._parameters.vector, "optimizer": optimizer, "averages": Mapping}
         rule = type(None) if self._rule is None else Mapping
-        numbers = {"steps": int, "samples": int, "progress_before": float}
+        numbers = {"steps": int, "samples": int, "progress_before": float, "sums": np.ndarray}
         require("a rank of a group", state, rule=rule, **numbers, **parts)
         if self._rule is not None:
             self._rule.load(state["rule"])
@@ -395,6 +398,7 @@ class GroupTrainer:
         self._averages.load(state["averages"])
         np.copyto(self._parameters.vector, state["parameters"])
         self._steps, self._samples = state["steps"], state["samples"]
+        self._group.reducer.load(state["sums"])
         self._loaded = True
 
     def load_center(self, epochs: int, buffers: BufferCounts | None) -> None:  # noqa: ARG002 - as a server's

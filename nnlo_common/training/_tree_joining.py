@@ -192,8 +192,8 @@ def check_layout(algorithm: Algorithm, cell: Cell) -> None:
         algorithm.check(len(cell.workers), len(cell.servers))
     elif algorithm.wire != "float32":
         raise ConfigurationError(
-            f"wire={algorithm.wire!r} with servers=0 is not possible: the ranks of a group add up their "
-            "gradients in float32; leave it out, or use a server"
+            f"wire={algorithm.wire!r} with servers=0 is not possible: nothing goes to a server there; leave "
+            "it out, and let the ranks add up their gradients in 16 bits by all_reduce='bfloat16'"
         )
 
 

@@ -668,6 +668,8 @@ def test_files_are_written_by_the_lead_alone(tmp_path):
     ("size", "servers", "name", "options"),
     [
         (2, 0, "Synchronous", {}),
+        (2, 0, "Synchronous", {"all_reduce": "bfloat16"}),
+        (3, 1, "Downpour", {"all_reduce": "bfloat16"}),
         (2, 0, "EASGD", {"every": 3}),
         (3, 1, "Synchronous", {}),
         (3, 1, "EASGD", {"every": 3}),

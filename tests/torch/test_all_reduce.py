@@ -74,7 +74,10 @@ class Noting:
     def __init__(self, notes):
         self.notes = notes
 
-    def start(self, part):
+    def fit(self, layout):
+        pass
+
+    def start(self, part, at=0):
         self.notes.append(f"start {part.size}")
 
     def finish(self):

@@ -78,7 +78,7 @@ def test_members_stay_equal_bit_for_bit_on_five_ranks(names, tmp_path):
         assert counts.sum() <= EPOCHS * (SIZE + 2)
 
 
-WAYS = ("auto", "mpi", "shared", "thread", "torch")
+WAYS = ("auto", "mpi", "bfloat16", "shared", "thread", "torch")
 HOROVOD = pytest.param(
     ("horovod",),
     marks=[
@@ -93,7 +93,11 @@ def test_each_way_to_add_up_makes_the_steps_of_one_process_with_the_large_batch(
     vector, _ = plain("Synchronous", 3)
     for way, found in trained(tmp_path, 3, 0, 3, [f"Synchronous:{way}" for way in ways]).items():
         for one in found:
-            assert close(one["vector"], vector), way
+            if way.endswith(":bfloat16"):  # whose roundings are not lost, but come a step later
+                assert np.allclose(one["vector"], vector, atol=2e-3), way
+                assert not close(one["vector"], vector), way
+            else:
+                assert close(one["vector"], vector), way
             assert np.array_equal(one["vector"], found[0]["vector"]), way
 
 

@@ -46,7 +46,7 @@ def test_a_framework_shows_its_own_ways_only():
     def ways(package):
         return typing.get_args(rank_options_for(package)["all_reduce"].type)
 
-    assert ways("nnlo_keras") == ("auto", "mpi", "shared")
+    assert ways("nnlo_keras") == ("auto", "mpi", "bfloat16", "shared")
     assert ways("nnlo_torch") == tuple(ALL_REDUCES)
 
 

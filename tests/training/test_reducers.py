@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from nnlo_common import SGD, ConfigurationError, Downpour, Participant, PeerLostError
+from nnlo_common.base._flat_vector import PRESENT, FlatVector, laid_out
 from nnlo_common.cluster.transport import _shared_memory
 from nnlo_common.cluster.transport._shared_memory import shared_memory
 from nnlo_common.training import _all_reduce
-from nnlo_common.training._all_reduce import MPIReducer, SharedReducer, ThreadReducer, reducer_of
+from nnlo_common.training._all_reduce import (
+    BFloat16Reducer,
+    MPIReducer,
+    SharedReducer,
+    ThreadReducer,
+    reducer_of,
+)
 from tests.helpers.group_cases import SIZES, close, merged, train_grouped
 from tests.helpers.threads import on_ranks, ranks
 
@@ -158,3 +165,118 @@ def test_ranks_that_ask_for_different_ways_are_named():
 
     with pytest.raises(ConfigurationError, match="all_reduce='mpi' on rank 0 but 'shared', on rank 1"):
         on_ranks(2, program)
+
+
+# -- sums of numbers in 16 bits ---------------------------------------------------------------------------
+
+STEPS, LENGTH = 40, 53
+
+
+def rounded(y):
+    """The nearest number with 8 bits of precision, by exact arithmetic."""
+    mantissa, exponent = np.frexp(y.astype(np.float64))
+    return np.ldexp(np.floor(np.abs(mantissa) * 256 + 0.5) * np.sign(mantissa) / 256, exponent)
+
+
+def drawn(rank, step, length=LENGTH):
+    scale = 10.0 ** np.random.default_rng(step).integers(-4, 3)
+    return (scale * np.random.default_rng([rank, step]).standard_normal(length)).astype("f4")
+
+
+def whole(rank, step):
+    """Whole numbers, with which float32 makes no error of its own."""
+    return np.random.default_rng([rank, step]).integers(-5000, 5000, LENGTH).astype("f4")
+
+
+def in_16_bits(size, steps=STEPS, *, gradient=drawn, layout=None):
+    """What each rank gets in each step, and its residual after all."""
+    own_layout = FlatVector.of([np.zeros(LENGTH, "f4")]).layout if layout is None else layout
+
+    def program(world):
+        group = world.group(range(size), naps=False)
+        reducer, found = BFloat16Reducer(group), []
+        reducer.fit(own_layout)
+        for step in range(steps):
+            vector = gradient(world.rank, step)
+            for start in (0, 20):  # in two parts
+                reducer.start(vector[start : 20 if start == 0 else None], start)
+            found.append(vector)
+        return found, reducer.state()
+
+    return on_ranks(size, program)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("piece", [7, 1 << 22])
+def test_sums_in_16_bits_are_those_of_float64_with_residuals(size, piece, monkeypatch):
+    monkeypatch.setattr(_all_reduce, "_LONG_PIECE", piece)
+    residuals = np.zeros((size, LENGTH))
+    results = in_16_bits(size, gradient=whole)
+    for step in range(STEPS):
+        sent = np.array([whole(rank, step).astype(np.float64) for rank in range(size)]) + residuals
+        travelled = rounded(sent)
+        residuals = sent - travelled
+        total = travelled.sum(0)
+        told = rounded(total)
+        for rank, owned in enumerate(owners(size, piece)):
+            residuals[rank][owned] += (total - told)[owned]
+        for found, _ in results:
+            assert np.array_equal(found[step], told)
+    for (_, residual), expected in zip(results, residuals, strict=True):
+        assert np.array_equal(residual, expected)
+
+
+def owners(size, piece):
+    """The places whose sums each rank makes."""
+    found = [[] for _ in range(size)]
+    for part in (range(20), range(20, LENGTH)):
+        for start in range(0, len(part), piece):
+            here = part[start : start + piece]
+            width = -(-len(here) // size)
+            for rank in range(size):
+                found[rank] += list(here[rank * width : (rank + 1) * width])
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_in_16_bits_nothing_is_lost_but_the_last_residuals(size):
+    results = in_16_bits(size)
+    applied = np.sum([one.astype(np.float64) for one in results[0][0]], 0)
+    sent = np.sum([drawn(rank, step).astype(np.float64) for rank in range(size) for step in range(STEPS)], 0)
+    left = np.sum([residual.astype(np.float64) for _, residual in results], 0)
+    largest = max(float(np.abs(drawn(rank, step)).max()) for rank in range(size) for step in range(STEPS))
+    assert np.abs(applied + left - sent).max() < 1e-5 * largest
+    assert np.abs(left).max() > 0
+
+
+def test_a_step_that_is_not_finite_leaves_nothing_behind():
+    def gradient(rank, step):
+        vector = np.ones(LENGTH, "f4")
+        if step == 1 and rank == 1:
+            vector[[3, 30]] = np.inf, np.nan
+        return vector
+
+    for found, residual in in_16_bits(3, 3, gradient=gradient):
+        assert np.isinf(found[1][3])
+        assert np.isnan(found[1][30])
+        assert np.isfinite(np.delete(found[1], [3, 30])).all()
+        assert np.array_equal(found[2], np.full(LENGTH, 3, "f4"))
+        assert np.isfinite(residual).all()
+
+
+def test_marks_of_gradients_are_not_smeared():
+    """A mark says that a parameter has a gradient; it is 0 where none has, whatever came before."""
+    table = [("w", (19,), "float32", 0), ("b", (31,), "float32", 1)]
+    layout = laid_out(table)
+    marks = layout.unused_marks(slice(0, layout.size))
+
+    def gradient(rank, step):
+        vector = np.full(LENGTH, 1 / 3, "f4")
+        vector = np.resize(vector, layout.size)
+        vector[marks] = PRESENT * np.float32(1 / 3) if step == 0 else 0
+        return vector
+
+    for found, _ in in_16_bits(3, 3, gradient=gradient, layout=layout):
+        assert (found[0][marks] > 0).all()
+        assert not found[1][marks].any()
+        assert not found[2][marks].any()

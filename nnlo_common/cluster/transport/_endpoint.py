@@ -77,6 +77,12 @@ class Group(GroupCalls, Protocol):
         Call it after a `gather`, so that no rank waits long in it.
         """
 
+    def deal(self, rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Give each rank its row; return the rows that all have for this one, by rank."""
+
+    def show(self, row: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Return the rows of all ranks, equally long."""
+
     def barrier(self) -> None:
         """Return once all ranks have called it; what they wrote to shared memory before is then seen."""
 

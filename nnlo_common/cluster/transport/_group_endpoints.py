@@ -98,6 +98,14 @@ class EndpointGroup:
                     self._endpoint.release(peer, frame)
             self._spread(piece)
 
+    def deal(self, rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Give each rank its row; return the rows that all have for this one, by rank."""
+        return np.stack([rows_of.reshape(rows.shape)[self.index] for rows_of in self.show(rows.reshape(-1))])
+
+    def show(self, row: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Return the rows of all ranks, equally long."""
+        return np.stack([np.frombuffer(data, np.uint16) for data in self.gather_bytes(row.tobytes())])
+
     def broadcast(self, data: npt.NDArray[np.uint8]) -> _LeadCopy:
         """Begin to copy the lead's bytes into those of the others."""
         numbers = np.zeros(-(-data.size // 4), np.float32)

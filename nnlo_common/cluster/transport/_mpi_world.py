@@ -239,6 +239,26 @@ class MPIGroup:
                 else:
                     self._comm.Allreduce(MPI.IN_PLACE, piece)
 
+    def deal(self, rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Give each rank its row; return the rows that all have for this one, by rank."""
+        found = np.empty_like(rows)
+        with self._leaving_together():
+            if self._naps:
+                _finish(self._comm.Ialltoall(rows, found))
+            else:
+                self._comm.Alltoall(rows, found)
+        return found
+
+    def show(self, row: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+        """Return the rows of all ranks, equally long."""
+        found = np.empty((len(self.ranks), row.size), row.dtype)
+        with self._leaving_together():
+            if self._naps:
+                _finish(self._comm.Iallgather(row, found))
+            else:
+                self._comm.Allgather(row, found)
+        return found
+
     def broadcast(self, data: npt.NDArray[np.uint8]) -> _MPIBroadcast:
         """Begin to copy the lead's bytes into those of the others."""
         with self._leaving_together():
