@@ -453,6 +453,17 @@ class FileSource:
                 counts[1] += indices.size - int(np.count_nonzero(indices))
         return found
 
+    def prepared(self) -> dict[str, str | None]:
+        """Return a short text for each thing that changes the samples: with another text they are others."""
+        adaptor, standard = self._sides[0].adaptor, self._sides[0].standard
+        known = self._coder.mark() if isinstance(self._coder, Vocabulary) and self._coder.columns else None
+        called = None if adaptor is None else getattr(adaptor, "__qualname__", type(adaptor).__name__)
+        return {
+            "adapt_features": called,
+            "vocabulary": known,
+            "standardize": None if standard is None else standard.mark(),
+        }
+
     def _only_coded(self) -> FileSource:
         """Return this source with no columns but those that become indices, each once."""
         found, fields, plans = copy(self), list[Field](), dict[str, ColumnPlan]()

@@ -6,6 +6,8 @@ A kind is a class here, which `PREPARATIONS` names, and an option of that name o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +85,9 @@ class Preparation(Protocol):
 
     def kept(self) -> dict[str, Any]:
         """Return what its file has."""
+
+    def mark(self) -> str:
+        """Return a short text, the same for all that do the same to samples."""
 
 
 # -- standardisation of features: middle 0 and spread 1 ------------------------------------------------
@@ -310,6 +315,10 @@ class Standard:
     def kept(self) -> dict[str, Any]:
         """Return what its file has."""
         return {"features": self.state()}
+
+    def mark(self) -> str:
+        """Return a short text, the same for all with the same mean and spread."""
+        return _marked([None if one is None else [part.tolist() for part in one] for one in self._numbers])
 
     @classmethod
     def load(cls, path: str | Path) -> Standard:
@@ -614,6 +623,10 @@ class Vocabulary:
         }
         return {"columns": columns}
 
+    def mark(self) -> str:
+        """Return a short text, the same for all with the same values, however often these come."""
+        return _marked(sorted(self._known.items()))
+
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Return the vocabulary in a file.
@@ -674,6 +687,10 @@ def _texts(values: Array) -> list[str]:
         other = next(one for one in found if not isinstance(one, str | bytes))
         raise ConfigurationError(f"a value is {other!r:.60}, which is no text; fill or drop it")
     return [one.decode() if isinstance(one, bytes) else str(one) for one in found]
+
+
+def _marked(state: Any) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
 
 def _kept_counts(values: list[Any], counts: list[Any]) -> dict[Any, int]:
