@@ -32,6 +32,7 @@ from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._preparation import (
     STATISTICS,
+    TEXTS_STAY,
     Coder,
     Counts,
     Moments,
@@ -49,6 +50,7 @@ from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data.formats._format import (
     HOW,
+    TEXT,
     FileInfo,
     Format,
     OpenedFile,
@@ -180,8 +182,8 @@ class FileSource:
         adapt_labels: the same for labels.
         select: use the samples that fulfil this only, e.g. ``"pt > 20 and abs(eta) < 2.5"``, of columns with
             one number for each sample.
-        balance: the column of the classes, of which the rare ones come more often, so that in each epoch each
-            class has as many samples as the largest.
+        balance: the column of the classes (whole numbers, texts or one-hot), of which the rare ones come more
+            often, so that in each epoch each class has as many samples as the largest.
         pad: the length to bring rows of unequal length to: shorter ones get zeros at the end, longer ones
             lose their last entries.
         mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
@@ -268,7 +270,7 @@ class FileSource:
         names = [name for side in sides.values() for request in side for name in request.names]
         try:
             counting = {one.strip("/") for request in sides.get("weights", ()) for one in request.names}
-            coded = {*self._coder.columns} - counting
+            coded = None if vocabulary is TEXTS_STAY else {*self._coder.columns} - counting
             infos = inspect_files(kind, self._paths, names, locking, coded)
             refuse_duplicates(self.files)
         except ConfigurationError as error:
@@ -302,7 +304,7 @@ class FileSource:
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
         facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {_state_of(self._paths)}"
         lengths = [one.length for one in infos]
-        cache = cache if self._measured else "none"  # each process numbers new values in its own way
+        cache = cache if self._shareable else "none"
         self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
         if (adapt_features is not None or adapt_labels is not None) and self._measured:
             self.take(0, 1)  # reports a failing adaptor before the training
@@ -481,6 +483,11 @@ class FileSource:
         return found
 
     @property
+    def _shareable(self) -> bool:
+        """Whether all processes read the same numbers; new values have those of a process, texts none."""
+        return self._measured and all(field.dtype != TEXT for field in self.fields)
+
+    @property
     def _measured(self) -> bool:
         """Whether its vocabulary is one, and not a list of columns."""
         return not isinstance(self._coder, NewValues)
@@ -654,8 +661,12 @@ class FileSource:
             return
         rising = [np.arange(self._starts[-1]) if found is None else found]
         if balance is not None:
-            with closing(type(self)(given, features=balance, samples=found, **options)) as column:
-                asked = f"balance={balance!r}"
+            asked = f"balance={balance!r}"
+            try:
+                column = type(self)(given, features=balance, samples=found, vocabulary=TEXTS_STAY, **options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{asked}: {error}") from None
+            with closing(column):
                 rising = [rising[0][some] for some in evenly(value_of_each(column, asked), asked)]
         # A block never has samples of two files, nor the same sample twice.
         counts = np.concatenate([np.diff(np.searchsorted(some, self._starts)) for some in rising])

@@ -28,6 +28,7 @@ from nnlo_common.data._source import Array
 __all__ = [
     "PREPARATIONS",
     "STATISTICS",
+    "TEXTS_STAY",
     "Coder",
     "Counts",
     "Moments",
@@ -42,6 +43,7 @@ __all__ = [
     "check_size",
     "from_lists",
     "leaves_of",
+    "texts_of",
     "together",
 ]
 
@@ -496,7 +498,7 @@ class NewValues:
             some, place = np.unique(values, return_inverse=True)
             found = [known.setdefault(int(one), len(known) + 1) for one in some]
             return np.asarray(found, np.int64)[place.reshape(values.shape)]
-        texts = _texts(values)
+        texts = texts_of(values)
         if (longest := max(map(len, texts), default=0)) > _LONGEST_TEXT:
             raise ConfigurationError(
                 f"a text of {longest} characters is no category, which has up to {_LONGEST_TEXT}; leave "
@@ -604,7 +606,7 @@ class Vocabulary:
             )
         if not numbers:
             place = self._places[column].get
-            found = np.asarray([place(one, 0) for one in _texts(values)], np.int64)
+            found = np.asarray([place(one, 0) for one in texts_of(values)], np.int64)
             return found.reshape(values.shape)
         values = values.astype(np.uint8) if values.dtype.kind == "b" else values
         before, known = self._as_type(column, values.dtype)
@@ -654,6 +656,10 @@ class Vocabulary:
         return self._of_type[key]
 
 
+#: Given as the vocabulary of a source, it lets texts be read as they are: of classes, or of groups.
+TEXTS_STAY = Vocabulary({})
+
+
 def check_size(column: str, values: Mapping[Any, int], most: int) -> None:
     """Refuse a column with more different values than it may have."""
     if len(values) > most:
@@ -677,7 +683,7 @@ def _with_limit(asked: str) -> tuple[str, int]:
     return name.strip("/"), int(number)
 
 
-def _texts(values: Array) -> list[str]:
+def texts_of(values: Array) -> list[str]:
     """Return the texts of an array, one after the other."""
     found: list[Any] = values.reshape(-1).tolist()
     kinds = set(map(type, found))

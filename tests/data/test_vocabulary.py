@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from nnlo_common import ConfigurationError
 from nnlo_common.data import Batches, FileBatches, FileSource, Standard, Vocabulary
 from nnlo_common.data._preparation import NewValues
-from tests.helpers.format_files import FORMATS, make
+from tests.helpers.format_files import FORMATS, WITH_TEXTS, make
 
 TEXTS = ["mu", "e", "tau", "pi", "e", "mu", "e"]
 NUMBERS = [13, -11, 15, 211, -11, 13, -11]
-# The formats whose files can hold texts as `make` writes them.
-WITH_TEXTS = ["HDF5", "HDF5, gzip", "Parquet", "Arrow", "RNTuple", "npz", "compressed npz", "npy", "tar"]
 
 
 def indices(values, known):
@@ -34,13 +32,8 @@ def measured(source, *pieces):
 
 def file_of(kind, path, texts, numbers):
     """Write a file with a column of texts, one of numbers, and one of floats."""
-    texts = np.array(texts)
     columns = {"n": np.array(numbers, "i4"), "w": np.arange(len(texts)) / 2}
-    if kind.startswith("HDF5"):
-        import h5py
-
-        return make(kind, path, {"kind": texts.astype(h5py.string_dtype()), **columns})
-    return make(kind, path, {"kind": texts, **columns})
+    return make(kind, path, {"kind": np.array(texts), **columns})
 
 
 @pytest.mark.parametrize("kind", WITH_TEXTS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["FORMATS", "make"]
+__all__ = ["FORMATS", "WITH_TEXTS", "make"]
 
 
 def make(kind: str, path: Path, columns: dict[str, np.ndarray], piece: int = 3) -> str:
@@ -20,7 +20,8 @@ def _hdf5(path, columns, piece, **options):
     import h5py
 
     with h5py.File(f"{path}.h5", "w") as file:
-        for name, values in columns.items():
+        for name, given in columns.items():
+            values = given.astype(h5py.string_dtype()) if given.dtype.kind == "U" else given
             chunks = (min(piece, max(len(values), 1)), *values.shape[1:]) if options else None
             file.create_dataset(name, data=values, chunks=chunks, **options)
     return f"{path}.h5"
@@ -137,3 +138,5 @@ FORMATS = {
     "npy": _npy,
     "tar": _tar,
 }
+#: Those whose files can hold texts.
+WITH_TEXTS = ["HDF5", "HDF5, gzip", "Parquet", "Arrow", "RNTuple", "npz", "compressed npz", "npy", "tar"]

@@ -23,7 +23,7 @@ from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
 from nnlo_common.data import FileSource, Reading, list_files, portion
 from nnlo_common.data._listing import without_tree
-from nnlo_common.data._preparation import PREPARATIONS, Preparation
+from nnlo_common.data._preparation import PREPARATIONS, TEXTS_STAY, Preparation
 from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._found import format_of
@@ -77,7 +77,7 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     """Return one value for each sample."""
     if name is None:
         return None
-    own: Reading = {"features": name}
+    own: Reading = {"features": name, "vocabulary": TEXTS_STAY}
     if name == "get_labels":  # what the training gets
         own = {"features": reading.get("labels") or "labels", "adapt_features": reading.get("adapt_labels")}
     if "select" in reading:
