@@ -120,6 +120,35 @@ def test_rows_of_unequal_length_have_indices_and_zeros_after_them(tmp_path, kind
     assert mask.tolist() == [[True, True], [False, False], [True, False], [True, True]]
 
 
+ODD_TEXTS = ["", "x" * 300, "\u00e9t\u00e9", "", "mu"]
+
+
+@pytest.mark.parametrize("kind", ["TTree", "RNTuple"])
+def test_odd_texts_in_root_files_are_read_as_they_are(kind, tmp_path):
+    pytest.importorskip("uproot", reason="the environment for MPICH has no readers of files")
+    file = make(kind, tmp_path / "a", {"kind": np.array(ODD_TEXTS)}, piece=2)
+    with closing(FileSource(file, features="kind", vocabulary=["kind"])) as source:
+        assert source.values(0, 5) == {"kind": Counter(ODD_TEXTS)}
+        assert source.values(3, 5) == {"kind": {"": 1, "mu": 1}}
+    with pytest.raises(ConfigurationError, match=r"a.root.*: kind has the type object \(texts\)"):
+        FileSource(file, features="kind")
+
+
+def test_texts_in_root_files_that_are_not_utf_8_are_refused(tmp_path):
+    uproot = pytest.importorskip("uproot", reason="the environment for MPICH has no readers of files")
+    import awkward as ak
+
+    letters = ak.with_parameter(np.frombuffer(b"mu\xff", np.uint8), "__array__", "char")
+    texts = ak.with_parameter(ak.unflatten(letters, [2, 1]), "__array__", "string")
+    with uproot.recreate(tmp_path / "a.root") as file:
+        file.mktree("events", {"kind": "string"}).extend({"kind": texts})
+    with (
+        closing(FileSource(tmp_path / "a.root", features="kind", vocabulary=["kind"])) as source,
+        pytest.raises(ConfigurationError, match=r"of kind cannot be read: a text is not UTF-8"),
+    ):
+        source.values(0, 2)
+
+
 VALUES = st.one_of(
     st.lists(st.text("ab\u00e9\U0001f600", max_size=3), min_size=1, max_size=30),
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),

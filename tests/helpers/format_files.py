@@ -58,13 +58,17 @@ def _arrow(path, columns, piece):
 
 
 def _root(path, columns, piece):
+    import awkward as ak
     import uproot
 
+    texts = {name for name, one in columns.items() if one.dtype.kind == "U"}
+    kinds = {name: "string" if name in texts else (one.dtype, one.shape[1:]) for name, one in columns.items()}
+    given = {name: ak.Array(one.tolist()) if name in texts else one for name, one in columns.items()}
     with uproot.recreate(f"{path}.root") as file:
-        tree = file.mktree("events", {name: (one.dtype, one.shape[1:]) for name, one in columns.items()})
+        tree = file.mktree("events", kinds)
         length = len(next(iter(columns.values())))
         for start in range(0, length, piece):
-            tree.extend({name: one[start : start + piece] for name, one in columns.items()})
+            tree.extend({name: one[start : start + piece] for name, one in given.items()})
     return f"{path}.root:events"
 
 
@@ -138,5 +142,5 @@ FORMATS = {
     "npy": _npy,
     "tar": _tar,
 }
-#: Those whose files can hold texts.
-WITH_TEXTS = ["HDF5", "HDF5, gzip", "Parquet", "Arrow", "RNTuple", "npz", "compressed npz", "npy", "tar"]
+#: Those whose files have texts of any length; Zarr has them by a type of its own.
+WITH_TEXTS = [one for one in FORMATS if one != "Zarr"]
