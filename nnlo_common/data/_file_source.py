@@ -61,7 +61,7 @@ from nnlo_common.data.formats._format import (
     joined_bounds,
     shown,
 )
-from nnlo_common.data.formats._found import format_of
+from nnlo_common.data.formats._found import check_remote, format_of
 from nnlo_common.data.formats._hdf5 import HDF5
 from nnlo_common.data.formats._table import fill_padded
 
@@ -252,6 +252,7 @@ class FileSource:
         self._columns = files if isinstance(files, Mapping) else None
         self.files = ("the given columns",) if isinstance(files, Mapping) else list_files(files)
         kind = self._format or format_of(self.files if self._columns is None else self._columns)
+        check_remote(self.files if stage_to is None else (), kind)
         names_of = partial(_names_of, kind, self.files[0], locking)
         if features is None:
             raise ConfigurationError(
@@ -303,9 +304,10 @@ class FileSource:
         self._samples: npt.NDArray[np.int64] | None = None
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
         facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {_state_of(self._paths)}"
-        lengths = [one.length for one in infos]
         cache = cache if self._shareable else "none"
-        self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
+        self._cache = memory_cache(
+            cache, facts, self.fields, [one.length for one in infos], infos[0].grain, encoded=self.encoded
+        )
         if (adapt_features is not None or adapt_labels is not None) and self._measured:
             self.take(0, 1)  # reports a failing adaptor before the training
 
