@@ -57,30 +57,41 @@ def _arrow(path, columns, piece):
     return f"{path}.arrow"
 
 
-def _root(path, columns, piece):
+def _awkward(values):
     import awkward as ak
+
+    if (
+        values.dtype.kind == "U"
+    ):  # of these older versions make texts of equal length, and write slices wrongly
+        return ak.Array(values.tolist())
+    return ak.from_numpy(np.ascontiguousarray(values), regulararray=True)
+
+
+def _root(path, columns, piece):
     import uproot
 
     texts = {name for name, one in columns.items() if one.dtype.kind == "U"}
     kinds = {name: "string" if name in texts else (one.dtype, one.shape[1:]) for name, one in columns.items()}
-    given = {name: ak.Array(one.tolist()) if name in texts else one for name, one in columns.items()}
     with uproot.recreate(f"{path}.root") as file:
         tree = file.mktree("events", kinds)
         length = len(next(iter(columns.values())))
         for start in range(0, length, piece):
-            tree.extend({name: one[start : start + piece] for name, one in given.items()})
+            some = {name: one[start : start + piece] for name, one in columns.items()}
+            tree.extend({name: _awkward(one) if name in texts else one for name, one in some.items()})
     return f"{path}.root:events"
 
 
 def _rntuple(path, columns, piece):
-    import awkward as ak
     import uproot
 
     with uproot.recreate(f"{path}.root") as file:
-        arrays = {name: ak.from_numpy(one, regulararray=True) for name, one in columns.items()}
-        tuples = file.mkrntuple("events", {name: one[:piece] for name, one in arrays.items()})
-        for start in range(piece, len(next(iter(columns.values()))), piece):
-            tuples.extend({name: one[start : start + piece] for name, one in arrays.items()})
+        pieces = [
+            {name: _awkward(one[start : start + piece]) for name, one in columns.items()}
+            for start in range(0, len(next(iter(columns.values()))), piece)
+        ]
+        tuples = file.mkrntuple("events", pieces[0])
+        for some in pieces[1:]:
+            tuples.extend(some)
     return f"{path}.root"
 
 
