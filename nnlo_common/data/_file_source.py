@@ -33,7 +33,6 @@ from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._preparation import (
     STATISTICS,
     TEXTS_STAY,
-    Coder,
     Counts,
     Moments,
     NewValues,
@@ -42,6 +41,7 @@ from nnlo_common.data._preparation import (
     StatisticsName,
     Vocabulary,
     check_size,
+    coder_of,
     leaves_of,
     together,
 )
@@ -265,7 +265,7 @@ class FileSource:
             for side, names in asked.items()
             if names is not None or side == "features"
         }
-        chosen, self._coder = Selection(select), _coder(vocabulary)
+        chosen, self._coder = Selection(select), coder_of(vocabulary)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
         names = [name for side in sides.values() for request in side for name in request.names]
@@ -726,20 +726,6 @@ def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | N
 
 
 _INDEX = np.dtype(np.int64)  # what embeddings of the frameworks take
-
-
-def _coder(vocabulary: Vocabulary | Sequence[str] | str | Path | None) -> Coder:
-    """Return what turns columns into indices; without a vocabulary, none."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary
-    if isinstance(vocabulary, str | Path):
-        return Vocabulary.load(vocabulary)
-    names = list(vocabulary or ())
-    if not all(isinstance(one, str) and one.strip("/") for one in names):
-        raise ConfigurationError(
-            f"vocabulary={vocabulary!r:.80}: give a Vocabulary, the file of one, or a list of columns"
-        )
-    return NewValues(names) if names else Vocabulary({})
 
 
 def _index_field(info: FileInfo, field: Field) -> Field:

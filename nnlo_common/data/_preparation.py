@@ -41,6 +41,7 @@ __all__ = [
     "as_lists",
     "changed_leaves",
     "check_size",
+    "coder_of",
     "from_lists",
     "leaves_of",
     "texts_of",
@@ -658,6 +659,20 @@ class Vocabulary:
 
 #: Given as the vocabulary of a source, it lets texts be read as they are: of classes, or of groups.
 TEXTS_STAY = Vocabulary({})
+
+
+def coder_of(vocabulary: Vocabulary | Sequence[str] | str | Path | None) -> Coder:
+    """Return what turns columns into indices; without a vocabulary, none."""
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    if isinstance(vocabulary, str | Path):
+        return Vocabulary.load(vocabulary)
+    names = list(vocabulary or ())
+    if not all(isinstance(one, str) and one.strip("/") for one in names):
+        raise ConfigurationError(
+            f"vocabulary={vocabulary!r:.80}: give a Vocabulary, the file of one, or a list of columns"
+        )
+    return NewValues(names) if names else Vocabulary({})
 
 
 def check_size(column: str, values: Mapping[Any, int], most: int) -> None:
