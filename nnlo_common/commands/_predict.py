@@ -39,6 +39,7 @@ from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.train._run_plan import side_of
 from nnlo_common.data import list_files
 from nnlo_common.data._preparation import PREPARATIONS
+from nnlo_common.data.formats._found import check_remote
 from nnlo_common.inference import ROC, Confusion, Figure, PredictOptions, TileOptions, infer_over_tiles
 from nnlo_common.inference._running import array_share
 from nnlo_common.inference._tile_plan import job_script, planned_tiles
@@ -388,7 +389,8 @@ class PredictRun(UseRun):
             given = given_by(flags, unknown, PREDICT_OPTIONS, "predict")
             settings: PredictSettings = settings_of_use(PredictSettings, PREDICT_OPTIONS, given)
             used = check_models(names, settings)
-            list_files(settings.data)
+            files = list_files(settings.data)
+            check_remote(files if settings.cache is None else ())
         places = job.places()
         share_host(places, job.rank, settings.max_gpus, os.environ, gpu_turns)
         with job.together(), adapting():
@@ -415,7 +417,6 @@ class PredictRun(UseRun):
             self._refuse("--precision is for PyTorch; a Keras model has its own dtype policy")
         self._working = True
         front = importlib.import_module(f"nnlo_{one.framework}")
-        files = list_files(settings.data)
         found = front.predict(
             [each.model for each in loaded], list(files), settings.out, **options, **reading
         )

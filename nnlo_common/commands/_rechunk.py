@@ -15,7 +15,7 @@ from nnlo_common.base._file_access import usable, whole
 from nnlo_common.commands.train._job import REFUSED, tell
 from nnlo_common.data import FileSource, list_files
 from nnlo_common.data._listing import without_tree
-from nnlo_common.data.formats._found import format_of
+from nnlo_common.data.formats._found import check_remote, format_of
 from nnlo_common.data.formats._hdf5 import HDF5
 from nnlo_common.data.formats._opened_files import open_file
 
@@ -54,7 +54,9 @@ def run_rechunk(
         pad: the length of rows of unequal length.
     """
     try:
-        for path in list_files(files):
+        listed = list_files(files)
+        check_remote(listed)
+        for path in listed:
             target = Path(to) / f"{Path(without_tree(path)).stem}.h5"
             if target.exists():
                 raise ConfigurationError(

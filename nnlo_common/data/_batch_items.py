@@ -82,7 +82,7 @@ class BatchItem:
         groups: Sequence[int | None],
         adaptor: Adaptor | None,
     ) -> None:
-        self.name, self._adaptor = name, adaptor
+        self.name, self.adaptor = name, adaptor
         self.standard: Standard | None = None
         self._alone = isinstance(asked, str)
         sizes = iter(groups)
@@ -107,7 +107,7 @@ class BatchItem:
     @property
     def taken(self) -> tuple[int, bool] | None:
         """How many arrays it takes as they are, and whether it is that array alone; None: it changes them."""
-        if self._adaptor is not None or self.standard is not None or any(one.counted for one in self.columns):
+        if self.adaptor is not None or self.standard is not None or any(one.counted for one in self.columns):
             return None
         return sum(1 if one.stacked else one.stored for one in self.columns), self._is_one
 
@@ -122,7 +122,7 @@ class BatchItem:
         Of what an adaptor has made, whole numbers count as indices if there are any.
         """
         coded = [one.coded for one in self.columns]
-        if self._adaptor is not None:
+        if self.adaptor is not None:
             return [leaf.dtype.kind == "b" or (any(coded) and leaf.dtype.kind in "iu") for leaf in leaves]
         each = [
             one.coded for one in self.columns for _ in range((1 if one.stacked else one.stored) + one.masked)
@@ -141,13 +141,13 @@ class BatchItem:
                 some.append(mask)
                 masks.append(None)
         made: Any = some[0] if self._is_one else tuple(some)
-        return (made, masks) if self._adaptor is None else (self._adapted(made, rows), [])
+        return (made, masks) if self.adaptor is None else (self._adapted(made, rows), [])
 
     def _adapted(self, made: Any, rows: int) -> Any:
-        assert self._adaptor is not None  # the caller checks it
+        assert self.adaptor is not None  # the caller checks it
         try:
             with stage("adapt"):
-                made = self._adaptor(made)
+                made = self.adaptor(made)
         except Exception as error:
             raise ConfigurationError(
                 f"adapt_{self.name} failed on {plural(rows, 'sample')}, {_described(made)}, with "

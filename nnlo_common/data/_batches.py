@@ -168,6 +168,8 @@ _BLOCK_BYTES = 2**18
 # Blocks in a window; a batch then has samples from about as many places in the files.
 _MIXED = 64
 _WINDOW_BYTES = 2**26
+# Batches that are parts of the same arrays: few calls for small ones, and what a kept one keeps in memory.
+_MIXED_BYTES = 2**20
 # Least number of windows in a leased epoch, if it has as many batches. More than the workers, so that all
 # end together; the same for any number of workers, because the order depends on it.
 _LEASED, _LEASED_LARGE = 16, 256
@@ -185,7 +187,8 @@ class Batches:
     Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
     a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
     one window, a thread reads and assembles the next; so at most about three windows are in memory, however
-    large the data are. A batch is a part of its window, and keeps that in memory; copy what is kept for long.
+    large the data are. A batch is a part of about a megabyte, which it keeps in memory; without `shuffle`, of
+    its window: copy what is kept for long.
 
     Args:
         source: of the samples.
@@ -235,6 +238,8 @@ class Batches:
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
         self._part, self._batches = part or (0, self._order.size), 0
         self._member, self._group_size = 0, 1
+        # Samples mixed at once, in whole batches.
+        self._mixed = max(_MIXED_BYTES // (row_bytes * self.batch_size), 1) * self.batch_size
         self._begin()
 
     def take_part(self, part: Range, batches: int = 0) -> None:
@@ -370,7 +375,8 @@ class Batches:
         """Begin with nothing in memory."""
         self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
         # Of the window that is used, the one read ahead, and one of which a batch is still in use.
-        self._spare = [SpareArrays(3) for _ in self.source.fields]
+        most = 3 * math.ceil(self.window_size / self._mixed)
+        self._spare = [SpareArrays(most) for _ in self.source.fields]
         self._buffers: list[Array] = []
 
     def _window(self, epoch: int, number: int) -> _Window:
@@ -407,13 +413,14 @@ class Batches:
             rows = numbers if rows is None else numbers[rows]
         if self.bucket:
             rows = self._by_length(arrays, rows, stop - start, [self._order.seed, epoch, start, 1])
-        some: slice | Array = slice(first - start, last - start)
-        with stage("mix"):  # once for all batches, which are parts of these arrays
-            chosen = [
-                self._rows(*one, some if rows is None else rows[some])
-                for one in zip(arrays, self._spare, strict=True)
-            ]
-        return [self._batch(chosen, at) for at in range(0, last - first, self.batch_size)]
+        found = list[Any]()
+        for begin in range(first - start, last - start, self._mixed):
+            end = min(begin + self._mixed, last - start)
+            some: slice | Array = slice(begin, end) if rows is None else rows[begin:end]
+            with stage("mix"):  # once for many batches, which are parts of these arrays
+                chosen = [self._rows(*one, some) for one in zip(arrays, self._spare, strict=True)]
+            found += [self._batch(chosen, at) for at in range(0, end - begin, self.batch_size)]
+        return found
 
     def _window_arrays(self, rows: int, *, kept: bool) -> Sequence[Array]:
         """Return arrays to read a window into; the same as before, unless batches `kept` are parts of them.

@@ -32,7 +32,7 @@ from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._preparation import (
     STATISTICS,
-    Coder,
+    TEXTS_STAY,
     Counts,
     Moments,
     NewValues,
@@ -41,6 +41,7 @@ from nnlo_common.data._preparation import (
     StatisticsName,
     Vocabulary,
     check_size,
+    coder_of,
     leaves_of,
     together,
 )
@@ -49,6 +50,7 @@ from nnlo_common.data._source import Array, Field
 from nnlo_common.data._staging import Staging
 from nnlo_common.data.formats._format import (
     HOW,
+    TEXT,
     FileInfo,
     Format,
     OpenedFile,
@@ -59,7 +61,7 @@ from nnlo_common.data.formats._format import (
     joined_bounds,
     shown,
 )
-from nnlo_common.data.formats._found import format_of
+from nnlo_common.data.formats._found import check_remote, format_of
 from nnlo_common.data.formats._hdf5 import HDF5
 from nnlo_common.data.formats._table import fill_padded
 
@@ -180,8 +182,8 @@ class FileSource:
         adapt_labels: the same for labels.
         select: use the samples that fulfil this only, e.g. ``"pt > 20 and abs(eta) < 2.5"``, of columns with
             one number for each sample.
-        balance: the column of the classes, of which the rare ones come more often, so that in each epoch each
-            class has as many samples as the largest.
+        balance: the column of the classes (whole numbers, texts or one-hot), of which the rare ones come more
+            often, so that in each epoch each class has as many samples as the largest.
         pad: the length to bring rows of unequal length to: shorter ones get zeros at the end, longer ones
             lose their last entries.
         mask: let a mask follow each such input: true where a row has an entry, false where it has zeros.
@@ -250,6 +252,7 @@ class FileSource:
         self._columns = files if isinstance(files, Mapping) else None
         self.files = ("the given columns",) if isinstance(files, Mapping) else list_files(files)
         kind = self._format or format_of(self.files if self._columns is None else self._columns)
+        check_remote(self.files if stage_to is None else (), kind)
         names_of = partial(_names_of, kind, self.files[0], locking)
         if features is None:
             raise ConfigurationError(
@@ -262,13 +265,13 @@ class FileSource:
             for side, names in asked.items()
             if names is not None or side == "features"
         }
-        chosen, self._coder = Selection(select), _coder(vocabulary)
+        chosen, self._coder = Selection(select), coder_of(vocabulary)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
         names = [name for side in sides.values() for request in side for name in request.names]
         try:
             counting = {one.strip("/") for request in sides.get("weights", ()) for one in request.names}
-            coded = {*self._coder.columns} - counting
+            coded = None if vocabulary is TEXTS_STAY else {*self._coder.columns} - counting
             infos = inspect_files(kind, self._paths, names, locking, coded)
             refuse_duplicates(self.files)
         except ConfigurationError as error:
@@ -301,9 +304,10 @@ class FileSource:
         self._samples: npt.NDArray[np.int64] | None = None
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
         facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {_state_of(self._paths)}"
-        lengths = [one.length for one in infos]
-        cache = cache if self._measured else "none"  # each process numbers new values in its own way
-        self._cache = memory_cache(cache, facts, self.fields, lengths, infos[0].grain, encoded=self.encoded)
+        cache = cache if self._shareable else "none"
+        self._cache = memory_cache(
+            cache, facts, self.fields, [one.length for one in infos], infos[0].grain, encoded=self.encoded
+        )
         if (adapt_features is not None or adapt_labels is not None) and self._measured:
             self.take(0, 1)  # reports a failing adaptor before the training
 
@@ -453,6 +457,17 @@ class FileSource:
                 counts[1] += indices.size - int(np.count_nonzero(indices))
         return found
 
+    def prepared(self) -> dict[str, str | None]:
+        """Return a short text for each thing that changes the samples: with another text they are others."""
+        adaptor, standard = self._sides[0].adaptor, self._sides[0].standard
+        known = self._coder.mark() if isinstance(self._coder, Vocabulary) and self._coder.columns else None
+        called = None if adaptor is None else getattr(adaptor, "__qualname__", type(adaptor).__name__)
+        return {
+            "adapt_features": called,
+            "vocabulary": known,
+            "standardize": None if standard is None else standard.mark(),
+        }
+
     def _only_coded(self) -> FileSource:
         """Return this source with no columns but those that become indices, each once."""
         found, fields, plans = copy(self), list[Field](), dict[str, ColumnPlan]()
@@ -468,6 +483,11 @@ class FileSource:
             plans[plan.column] = ColumnPlan(plan.name, into, counts, plan.pad, raw=plan.raw)
         found.fields, found._plans, found._cache = fields, [*plans.values()], None
         return found
+
+    @property
+    def _shareable(self) -> bool:
+        """Whether all processes read the same numbers; new values have those of a process, texts none."""
+        return self._measured and all(field.dtype != TEXT for field in self.fields)
 
     @property
     def _measured(self) -> bool:
@@ -643,8 +663,12 @@ class FileSource:
             return
         rising = [np.arange(self._starts[-1]) if found is None else found]
         if balance is not None:
-            with closing(type(self)(given, features=balance, samples=found, **options)) as column:
-                asked = f"balance={balance!r}"
+            asked = f"balance={balance!r}"
+            try:
+                column = type(self)(given, features=balance, samples=found, vocabulary=TEXTS_STAY, **options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{asked}: {error}") from None
+            with closing(column):
                 rising = [rising[0][some] for some in evenly(value_of_each(column, asked), asked)]
         # A block never has samples of two files, nor the same sample twice.
         counts = np.concatenate([np.diff(np.searchsorted(some, self._starts)) for some in rising])
@@ -702,20 +726,6 @@ def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | N
 
 
 _INDEX = np.dtype(np.int64)  # what embeddings of the frameworks take
-
-
-def _coder(vocabulary: Vocabulary | Sequence[str] | str | Path | None) -> Coder:
-    """Return what turns columns into indices; without a vocabulary, none."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary
-    if isinstance(vocabulary, str | Path):
-        return Vocabulary.load(vocabulary)
-    names = list(vocabulary or ())
-    if not all(isinstance(one, str) and one.strip("/") for one in names):
-        raise ConfigurationError(
-            f"vocabulary={vocabulary!r:.80}: give a Vocabulary, the file of one, or a list of columns"
-        )
-    return NewValues(names) if names else Vocabulary({})
 
 
 def _index_field(info: FileInfo, field: Field) -> Field:

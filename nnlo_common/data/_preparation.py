@@ -6,6 +6,8 @@ A kind is a class here, which `PREPARATIONS` names, and an option of that name o
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ from nnlo_common.data._source import Array
 __all__ = [
     "PREPARATIONS",
     "STATISTICS",
+    "TEXTS_STAY",
     "Coder",
     "Counts",
     "Moments",
@@ -38,8 +41,10 @@ __all__ = [
     "as_lists",
     "changed_leaves",
     "check_size",
+    "coder_of",
     "from_lists",
     "leaves_of",
+    "texts_of",
     "together",
 ]
 
@@ -83,6 +88,9 @@ class Preparation(Protocol):
 
     def kept(self) -> dict[str, Any]:
         """Return what its file has."""
+
+    def mark(self) -> str:
+        """Return a short text, the same for all that do the same to samples."""
 
 
 # -- standardisation of features: middle 0 and spread 1 ------------------------------------------------
@@ -311,6 +319,10 @@ class Standard:
         """Return what its file has."""
         return {"features": self.state()}
 
+    def mark(self) -> str:
+        """Return a short text, the same for all with the same mean and spread."""
+        return _marked([None if one is None else [part.tolist() for part in one] for one in self._numbers])
+
     @classmethod
     def load(cls, path: str | Path) -> Standard:
         """Return the standard in a file.
@@ -487,7 +499,7 @@ class NewValues:
             some, place = np.unique(values, return_inverse=True)
             found = [known.setdefault(int(one), len(known) + 1) for one in some]
             return np.asarray(found, np.int64)[place.reshape(values.shape)]
-        texts = _texts(values)
+        texts = texts_of(values)
         if (longest := max(map(len, texts), default=0)) > _LONGEST_TEXT:
             raise ConfigurationError(
                 f"a text of {longest} characters is no category, which has up to {_LONGEST_TEXT}; leave "
@@ -595,7 +607,7 @@ class Vocabulary:
             )
         if not numbers:
             place = self._places[column].get
-            found = np.asarray([place(one, 0) for one in _texts(values)], np.int64)
+            found = np.asarray([place(one, 0) for one in texts_of(values)], np.int64)
             return found.reshape(values.shape)
         values = values.astype(np.uint8) if values.dtype.kind == "b" else values
         before, known = self._as_type(column, values.dtype)
@@ -613,6 +625,10 @@ class Vocabulary:
             name: {"values": [*counts], "counts": [*counts.values()]} for name, counts in self._counts.items()
         }
         return {"columns": columns}
+
+    def mark(self) -> str:
+        """Return a short text, the same for all with the same values, however often these come."""
+        return _marked(sorted(self._known.items()))
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
@@ -641,6 +657,24 @@ class Vocabulary:
         return self._of_type[key]
 
 
+#: Given as the vocabulary of a source, it lets texts be read as they are: of classes, or of groups.
+TEXTS_STAY = Vocabulary({})
+
+
+def coder_of(vocabulary: Vocabulary | Sequence[str] | str | Path | None) -> Coder:
+    """Return what turns columns into indices; without a vocabulary, none."""
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    if isinstance(vocabulary, str | Path):
+        return Vocabulary.load(vocabulary)
+    names = list(vocabulary or ())
+    if not all(isinstance(one, str) and one.strip("/") for one in names):
+        raise ConfigurationError(
+            f"vocabulary={vocabulary!r:.80}: give a Vocabulary, the file of one, or a list of columns"
+        )
+    return NewValues(names) if names else Vocabulary({})
+
+
 def check_size(column: str, values: Mapping[Any, int], most: int) -> None:
     """Refuse a column with more different values than it may have."""
     if len(values) > most:
@@ -664,7 +698,7 @@ def _with_limit(asked: str) -> tuple[str, int]:
     return name.strip("/"), int(number)
 
 
-def _texts(values: Array) -> list[str]:
+def texts_of(values: Array) -> list[str]:
     """Return the texts of an array, one after the other."""
     found: list[Any] = values.reshape(-1).tolist()
     kinds = set(map(type, found))
@@ -674,6 +708,10 @@ def _texts(values: Array) -> list[str]:
         other = next(one for one in found if not isinstance(one, str | bytes))
         raise ConfigurationError(f"a value is {other!r:.60}, which is no text; fill or drop it")
     return [one.decode() if isinstance(one, bytes) else str(one) for one in found]
+
+
+def _marked(state: Any) -> str:
+    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:12]
 
 
 def _kept_counts(values: list[Any], counts: list[Any]) -> dict[Any, int]:

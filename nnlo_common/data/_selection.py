@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, plural
+from nnlo_common.data._preparation import texts_of
 from nnlo_common.data._source import Array
-from nnlo_common.data.formats._format import shown
+from nnlo_common.data.formats._format import TEXT, shown
 
 __all__ = ["NamedColumns", "Selection", "evenly", "requests", "value_of_each"]
 
@@ -39,34 +40,42 @@ class _Valued(Protocol):
 
 
 def value_of_each(source: _Valued, asked: str) -> Array:
-    """Return one value for each sample, of one-hot rows the class.
+    """Return one value for each sample: a number, a text, or of one-hot rows the class.
 
     Args:
-        source: of the values.
+        source: of the values; given `TEXTS_STAY` if these may be texts.
         asked: the option and the name that it has, for errors.
 
     Raises:
-        ConfigurationError: a sample has more than one value.
+        ConfigurationError: a sample has more than one value, or one that is no text beside texts.
     """
     starts = range(0, len(source), _COUNTED)
-    return np.concatenate([_values(source, start, asked) for start in starts])
+    known: dict[str, str] = {}
+    return np.concatenate([_values(source, start, asked, known) for start in starts])
 
 
-def _values(source: _Valued, start: int, asked: str) -> Array:
+def _values(source: _Valued, start: int, asked: str, known: dict[str, str]) -> Array:
+    """Return the values of some samples; equal texts are one object, that of `known`."""
     (rows,) = source.take(start, min(start + _COUNTED, len(source)))
     if isinstance(rows, tuple):
         raise ConfigurationError(
             f"{asked} is a group of {len(rows)} datasets; name a dataset with one value for each sample"
         )
     values: Array = rows
-    if values.ndim == 2 and values.shape[1] > 1 and _one_hot(values):
+    text = values.dtype == TEXT
+    if not text and values.ndim == 2 and values.shape[1] > 1 and _one_hot(values):
         return np.asarray(values.argmax(1))
     if values.shape not in {(len(values),), (len(values), 1)}:
         raise ConfigurationError(
             f"{asked} has rows of shape {list(values.shape[1:])}, which are not one-hot; name a dataset with "
             "one value for each sample"
         )
-    return values.reshape(-1)
+    if not text:
+        return values.reshape(-1)
+    try:
+        return np.array([known.setdefault(one, one) for one in texts_of(values)], TEXT)
+    except (ConfigurationError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{asked}: {error}") from None
 
 
 def _one_hot(rows: Array) -> bool:
@@ -92,19 +101,21 @@ def evenly(values: Array, asked: str) -> Iterator[npt.NDArray[np.int64]]:
     """
     classes, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     with np.errstate(invalid="ignore"):
-        whole = np.isfinite(classes) & (np.floor(classes) == classes)
+        text = classes.dtype == TEXT
+        whole = np.full(len(classes), True) if text else np.isfinite(classes) & (np.floor(classes) == classes)
     if len(classes) > _MOST_CLASSES or not whole.all():
-        example = classes[int(whole.argmin())]
+        example = classes.tolist()[int(whole.argmin())]
         raise ConfigurationError(
-            f"{asked} has {plural(len(classes), 'different value')}, such as {example}: these are no "
-            "classes; name the column of the classes, which are whole numbers"
+            f"{asked} has {plural(len(classes), 'different value')}, such as {example!r:.60}: these are no "
+            "classes; name the column of the classes, which are whole numbers or texts"
         )
     times, more = np.divmod(counts.max(), counts)
     if (rarest := times.max()) > _MOST_TIMES:
         index = int(times.argmax())
         raise ConfigurationError(
             f"{asked}: {plural(int(counts[index]), 'sample')} of {len(values)} with the value "
-            f"{classes[index]} would come {rarest} times; leave it out by select=, or give it a weight"
+            f"{classes.tolist()[index]!r:.60} would come {rarest} times; leave it out by select=, or give it "
+            "a weight"
         )
     # The place of each sample among those of its class; `more` of these, evenly spread, come once more.
     order = np.argsort(which, kind="stable")

@@ -523,6 +523,7 @@ class _Rows:
             "apply": None if apply is None else getattr(apply, "__qualname__", type(apply).__name__),
             "figures": [*self.options.figures],
             "compression": self.options.compression,
+            **getattr(self.source, "prepared", dict)(),
         }
 
     def writing_to(self, sink: Sink) -> _RowWork:

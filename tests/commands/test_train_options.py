@@ -157,6 +157,28 @@ def test_flags_that_cannot_be_are_refused(words, expected, capsys):
     assert expected in refusal(capsys, *GOOD, *words)
 
 
+@pytest.mark.parametrize("command", ["train", "tune", "advise", "predict", "rechunk"])
+def test_every_command_says_which_package_a_remote_name_needs(command, capsys, monkeypatch):
+    for package in ("fsspec", "pyarrow", "optuna"):
+        pytest.importorskip(package, reason="the environment for MPICH has no readers of files")
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    Path("m.py").write_text("def get_model():\n    raise RuntimeError('too early')\n")
+    np.savez("w.npz", w=np.zeros(1))
+    training = ["--model", "m.py", "--loss", "mse", "--train"]
+    words = {
+        "train": training,
+        "tune": [*training[:-1], "--objective", "val_loss", "--hold-out", "0.5", "--train"],
+        "advise": training,
+        "predict": ["m.py", "--from", "w.npz", "--out", "y.h5", "--data"],
+        "rechunk": ["--to", "new"],
+    }[command]
+    before = sorted(Path().rglob("*"))
+    assert main([command, *words, "s3://bucket/a.parquet"]) == 2
+    told = "reading s3://bucket/a.parquet needs the package 's3fs', which is not installed. Install it with: "
+    assert told + "pip install 'nnlo[s3]'" in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
 @pytest.mark.parametrize("missing", ["--model", "--loss"])
 def test_what_is_missing_is_named(missing, capsys):
     at = GOOD.index(missing)

@@ -243,11 +243,22 @@ def samples(**datasets):
     )
 
 
-@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None], np.eye(2)[CLASSES]], ids=np.shape)
+TEXTS = np.array([b"e", b"mu"])[CLASSES]
+
+
+@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None], np.eye(2)[CLASSES], TEXTS], ids=str)
 def test_folds_are_cut_by_the_labels_in_the_files(labels):
     training, validation = samples(kind=labels)(fold_labels="kind")
     assert np.bincount(CLASSES[validation]).tolist() == [2, 1]
     assert sorted([*training, *validation]) == list(range(12))
+
+
+def test_a_hold_out_is_cut_by_the_texts_that_a_vocabulary_makes_labels_of():
+    samples(kind=TEXTS)
+    reading = {"features": "features", "labels": "kind", "vocabulary": ["kind"]}
+    given = {**GIVEN, "hold_out": Given(0.25), "fold_labels": Given("kind")}
+    _, validation = parts(["a.h5"], reading, settings_of(given))
+    assert np.bincount(CLASSES[validation]).tolist() == [2, 1]
 
 
 def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
@@ -269,12 +280,13 @@ def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
     monkeypatch.setattr(_selection, "_PIECE", 5)
-    cut = samples(run=RUNS)
-    training, validation = cut(fold_groups="run")
-    assert not set(RUNS[training]) & set(RUNS[validation])
-    training, validation = cut(fold_groups="run", fold_labels="labels")
-    assert not set(RUNS[training]) & set(RUNS[validation])
-    assert len(validation) in (2, 4)
+    cut = samples(run=RUNS, patient=np.array([b"Ann", b"Bob", b"Cy", b"Di", b"Ed", b"Flo"])[RUNS])
+    for name in ("run", "patient"):
+        training, validation = cut(fold_groups=name)
+        assert not set(RUNS[training]) & set(RUNS[validation])
+        training, validation = cut(fold_groups=name, fold_labels="labels")
+        assert not set(RUNS[training]) & set(RUNS[validation])
+        assert len(validation) in (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -288,12 +300,16 @@ def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):
         ),
         ({"fold_labels": "rare"}, r"--fold-labels rare: folds=4 with labels: 5 has 1 of 12 samples"),
         ({"fold_groups": "labels"}, r"--fold-groups labels: folds=4 of 2 groups: .* at most folds=2"),
-        ({"fold_groups": "text"}, r"--fold-groups text: .*text"),
+        ({"fold_labels": "name"}, r"--fold-labels name: folds=4 with labels: 'tau' has 1 of 12 samples"),
+        ({"fold_groups": "text"}, r"--fold-groups text: folds=4 of 1 groups: .* at most folds=1"),
     ],
 )
 def test_datasets_that_cannot_cut_folds_are_refused_by_name(options, expected):
     rare = np.where(np.arange(12) == 3, 5, 0)
-    cut = samples(**{"rare": rare, "both/a": CLASSES, "both/b": CLASSES, "text": np.array([b"a"] * 12)})
+    names = np.where(rare, b"tau", b"mu")
+    cut = samples(
+        **{"rare": rare, "both/a": CLASSES, "both/b": CLASSES, "text": np.array([b"a"] * 12)}, name=names
+    )
     with pytest.raises(ConfigurationError, match=expected):
         cut(**options)
 

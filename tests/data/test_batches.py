@@ -317,6 +317,28 @@ def test_a_field_knows_its_bytes():
     assert Field("x", (), np.dtype("f8")).row_bytes == 8
 
 
+@pytest.mark.parametrize(("rows", "batch_size"), [(40_000, 20), (40_000, 7), (2_000, 400)])
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_a_batch_that_is_kept_keeps_no_window(rows, batch_size, cache):
+    """Of each window a batch is kept, as for a picture: with it stays a megabyte, or as much as it has."""
+    columns = {"x": np.arange(rows)[:, None] + np.zeros((1, 100), "f4"), "n": np.arange(rows)}
+    source = FileSource(columns, features="x", labels="n", cache=cache)
+    batches = Batches(source, batch_size=batch_size, shuffle=True)
+    kept, seen = [], []
+    for number, (x, n) in enumerate(batches.epoch(0)):
+        seen += n.tolist()
+        if number % batches.window == 1:
+            kept.append((x, n, n.copy()))
+    assert kept
+    assert sorted(seen) == [*range(rows)]
+    for x, n, numbers in kept:
+        held = sum(one.nbytes if one.base is None else one.base.nbytes for one in (x, n))
+        assert held <= max(2**20, x.nbytes + n.nbytes)
+        assert n.tolist() == x[:, 0].tolist() == numbers.tolist(), "nothing else fills what is kept"
+    batches.close()
+    source.close()
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_small_batch_takes_few_calls(shuffle):
     """The time of small batches is that of Python: what can be done for a whole window is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 
 import h5py
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import FileBatches, FileSource, Lease
+from nnlo_common.data import FileBatches, FileSource, Lease, Vocabulary
 from nnlo_common.data._selection import evenly, value_of_each
+from tests.helpers.format_files import WITH_TEXTS, make
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80))
@@ -41,6 +43,11 @@ def test_those_that_come_once_more_are_spread_over_the_class():
         (np.arange(2000), r"2000 different values, such as 0: these are no classes"),
         (np.array([0.5, 1.5, 0.5]), r"2 different values, such as 0.5: these are no classes"),
         (np.array([0.0, np.nan]), r"2 different values, such as nan: these are no classes"),
+        (np.array([*map(str, range(2000))], object), r"2000 different values, such as '0': these are no"),
+        (
+            np.array(["mu"] * 10_001 + ["tau"], object),
+            r"1 sample of 10002 with the value 'tau' would come 10001 times",
+        ),
         (
             np.array([0] * 10_001 + [3]),
             r"1 sample of 10002 with the value 3 would come 10001 times",
@@ -120,6 +127,42 @@ def test_an_epoch_has_each_class_as_often_over_all_leases(files):
         start += size
     assert seen == expected(files)
     batches.close()
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize("kind", WITH_TEXTS)
+def test_texts_are_classes_in_every_format(kind, cache, tmp_path):
+    for package in ("pyarrow", "uproot", "zarr"):
+        pytest.importorskip(package, reason="the environment for MPICH has no readers of files")
+    texts = np.array(["mu", "e", "mu", "tau", "mu", "mu", "e"])
+    files = [
+        make(kind, tmp_path / name, {"x": np.arange(len(some)) + start, "kind": some})
+        for name, start, some in (("a", 0, texts[:3]), ("b", 3, texts[3:]))
+    ]
+    options = {"balance": "kind", "cache": cache}
+    with closing(FileSource(files, features="x", **options)) as source:
+        (x,) = source.take(0, len(source))
+    expected = np.concatenate(list(evenly(np.array([1, 0, 1, 2, 1, 1, 0]), "balance='kind'")))
+    assert x.tolist() == expected.tolist()
+    indices = Vocabulary({"kind": dict.fromkeys(texts.tolist(), 1)})
+    with closing(FileSource(files, features="x", labels="kind", vocabulary=indices, **options)) as source:
+        _, y = source.take(0, len(source))
+    assert np.bincount(y).tolist() == [0, 4, 4, 4]
+
+
+def test_texts_that_are_no_classes_are_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["pairs"] = np.arange(3), np.array([[b"a", b"b"]] * 3)
+        file["odd"] = np.array([b"a", b"\xff", b"a"])
+    for name, found in {"pairs": r"balance='pairs' has rows of shape \[2\]", "odd": "/odd cannot be"}.items():
+        with pytest.raises(ConfigurationError, match=found):
+            FileSource(tmp_path / "a.h5", features="x", balance=name)
+    columns = {"x": [1.0, 2.0], "kind": np.array([b"a", b"\xff"])}
+    with pytest.raises(ConfigurationError, match="balance='kind': 'utf-8' codec"):
+        FileSource(columns, features="x", balance="kind")
+    for values in (["a", None], ["a", 1]):
+        with pytest.raises(ConfigurationError, match=r"balance='kind'.* is no text"):
+            FileSource({"x": [1.0, 2.0], "kind": np.array(values, object)}, features="x", balance="kind")
 
 
 def test_the_same_sample_is_not_twice_in_a_batch_read_in_order(files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from contextlib import closing
 from itertools import chain
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError, MissingExtraError
-from nnlo_common.data import Batches, FileSource, LeasedBatches, Leases, portion
+from nnlo_common.data import Batches, FileBatches, FileSource, LeasedBatches, Leases, portion
 from tests.helpers.format_files import FORMATS, make
 
 for package in ("h5py", "pyarrow", "uproot", "zarr"):
@@ -218,6 +219,97 @@ def test_remote_names_are_left_to_the_library(kind, tmp_path):
         ConfigurationError, match=r"b\.\w+\S* cannot be opened here \(.*copy it first by stage_to="
     ):
         FileSource(missing, features="x")
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "Arrow", "TTree", "RNTuple", "Zarr"])
+def test_files_in_the_memory_of_fsspec_are_read(kind, tmp_path):
+    import fsspec
+
+    path, tree = re.fullmatch(r"(.*?\.root|.*)(:\w+)?", make(kind, tmp_path / "a", columns(0, 9))).groups("")
+    memory, place = fsspec.filesystem("memory"), f"/{tmp_path.name}/{Path(path).name}"
+    for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
+        if file.is_file():
+            memory.pipe(f"{place}{str(file).removeprefix(path)}", file.read_bytes())
+    with closing(FileSource(f"memory:/{place}{tree}", features="x", labels="n")) as source:
+        assert source.take(1, 9)[1].tolist() == [*range(1, 9)]
+    memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+REMOTE = {
+    "root": ("fsspec-xrootd", "xrootd"),
+    "s3": ("s3fs", "s3"),
+    "http": ("aiohttp", "http"),
+    "https": ("aiohttp", "http"),
+}
+
+
+@pytest.fixture(params=REMOTE)
+def absent(request, monkeypatch):
+    """A protocol whose package is not installed, the package, and the extra that brings it."""
+    package, extra = REMOTE[request.param]
+    for module in ("fsspec.implementations.http", "aiohttp", "s3fs", "fsspec_xrootd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    return request.param, package, extra
+
+
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [("a.parquet", "x,n"), ("a.arrow", "jet_*"), ("a.root:events", None), ("a.zarr", "x")],
+)
+def test_a_remote_name_says_which_package_it_needs(absent, name, features):
+    protocol, package, extra = absent
+    path = f"{protocol}://host//data/{name}"
+    told = re.escape(
+        f"reading {path} needs the package {package!r}, which is not installed. Install it with: "
+    )
+    told += re.escape(f"pip install 'nnlo[{extra}]'")
+    with pytest.raises(MissingExtraError, match=told):
+        FileSource(path, features=features)
+    with pytest.raises(MissingExtraError, match=told):
+        FileBatches(
+            ["memory://b." + name.split(".", 1)[1], path], "Batches", trained_on=True, features=features
+        )
+
+
+def test_a_remote_name_needs_fsspec_and_the_package_of_its_format(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingExtraError, match=r"reading s3://a.parquet needs .*'fsspec'.*'nnlo\[s3\]'"):
+        FileSource("s3://a.parquet", features="x")
+    monkeypatch.setitem(sys.modules, "uproot", None)
+    with pytest.raises(MissingExtraError, match=r"reading ROOT files needs .*'uproot'.*'nnlo\[root\]'"):
+        FileSource("root://host//a.root", features="x")
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("gs://a/b.parquet", r"gs://a/b.parquet .*gcsfs.* or copy it first by stage_to= and copy_command="),
+        ("simplecache::oci://a/b.parquet", r"oci://a/b.parquet .*ocifs"),
+        (
+            "nowhere://a/b.zarr",
+            r"nowhere://a/b.zarr: nothing here opens names with nowhere://; correct the name",
+        ),
+        ("s3://a/b.h5", r"s3://a/b.h5 is not on this machine; pass stage_to= and copy_command= to fetch it"),
+        ("http://a/b.npz", r"http://a/b.npz is not on this machine; pass stage_to="),
+    ],
+)
+def test_remote_names_that_nothing_opens_are_refused(path, told, monkeypatch):
+    for module in ("gcsfs", "ocifs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigurationError, match=told):
+        FileSource(path, features="x")
+
+
+def test_a_remote_name_that_is_copied_first_needs_no_package(tmp_path, absent):
+    path = make("Parquet", tmp_path / "a", columns(0, 5))
+    copy = "import shutil, sys; shutil.copyfile(sys.argv[1], sys.argv[3])"
+    staging = {
+        "stage_to": tmp_path / "disk",
+        "copy_command": [sys.executable, "-c", copy, path, "{src}", "{dst}"],
+    }
+    (tmp_path / "disk").mkdir()
+    with closing(FileSource(f"{absent[0]}://host//a.parquet", features="n", **staging)) as source:
+        assert source.take(0, 5)[0].tolist() == [*range(5)]
 
 
 def test_a_file_of_an_unknown_name_is_known_by_its_beginning(tmp_path):

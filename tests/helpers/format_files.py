@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["FORMATS", "make"]
+__all__ = ["FORMATS", "WITH_TEXTS", "make"]
 
 
 def make(kind: str, path: Path, columns: dict[str, np.ndarray], piece: int = 3) -> str:
@@ -20,7 +20,8 @@ def _hdf5(path, columns, piece, **options):
     import h5py
 
     with h5py.File(f"{path}.h5", "w") as file:
-        for name, values in columns.items():
+        for name, given in columns.items():
+            values = given.astype(h5py.string_dtype()) if given.dtype.kind == "U" else given
             chunks = (min(piece, max(len(values), 1)), *values.shape[1:]) if options else None
             file.create_dataset(name, data=values, chunks=chunks, **options)
     return f"{path}.h5"
@@ -56,26 +57,41 @@ def _arrow(path, columns, piece):
     return f"{path}.arrow"
 
 
+def _awkward(values):
+    import awkward as ak
+
+    if (
+        values.dtype.kind == "U"
+    ):  # of these older versions make texts of equal length, and write slices wrongly
+        return ak.Array(values.tolist())
+    return ak.from_numpy(np.ascontiguousarray(values), regulararray=True)
+
+
 def _root(path, columns, piece):
     import uproot
 
+    texts = {name for name, one in columns.items() if one.dtype.kind == "U"}
+    kinds = {name: "string" if name in texts else (one.dtype, one.shape[1:]) for name, one in columns.items()}
     with uproot.recreate(f"{path}.root") as file:
-        tree = file.mktree("events", {name: (one.dtype, one.shape[1:]) for name, one in columns.items()})
+        tree = file.mktree("events", kinds)
         length = len(next(iter(columns.values())))
         for start in range(0, length, piece):
-            tree.extend({name: one[start : start + piece] for name, one in columns.items()})
+            some = {name: one[start : start + piece] for name, one in columns.items()}
+            tree.extend({name: _awkward(one) if name in texts else one for name, one in some.items()})
     return f"{path}.root:events"
 
 
 def _rntuple(path, columns, piece):
-    import awkward as ak
     import uproot
 
     with uproot.recreate(f"{path}.root") as file:
-        arrays = {name: ak.from_numpy(one, regulararray=True) for name, one in columns.items()}
-        tuples = file.mkrntuple("events", {name: one[:piece] for name, one in arrays.items()})
-        for start in range(piece, len(next(iter(columns.values()))), piece):
-            tuples.extend({name: one[start : start + piece] for name, one in arrays.items()})
+        pieces = [
+            {name: _awkward(one[start : start + piece]) for name, one in columns.items()}
+            for start in range(0, len(next(iter(columns.values()))), piece)
+        ]
+        tuples = file.mkrntuple("events", pieces[0])
+        for some in pieces[1:]:
+            tuples.extend(some)
     return f"{path}.root"
 
 
@@ -137,3 +153,5 @@ FORMATS = {
     "npy": _npy,
     "tar": _tar,
 }
+#: Those whose files have texts of any length; Zarr has them by a type of its own.
+WITH_TEXTS = [one for one in FORMATS if one != "Zarr"]

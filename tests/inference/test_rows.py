@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from operator import itemgetter, neg
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nnlo_common import ROC, ConfigurationError, Confusion, Figure
+from nnlo_common.data import FileSource, Standard, Vocabulary
+from nnlo_common.data._preparation import Moments
 from nnlo_common.inference import ArraySource, Ensemble, Prediction, PredictOptions, predict_rows, source_of
 from nnlo_common.inference._running import PieceProgress, PiecesOut, array_share
 from nnlo_common.inference.sinks import HDF5Sink
@@ -345,6 +348,46 @@ def test_another_result_does_not_continue_this_one(again, words, tmp_path):
         predicted(path, **again)
     predicted(path, **again, overwrite=True)
     assert path.exists()
+
+
+KINDS = np.array(["e", "mu", "pi"] * ROWS)[:ROWS]
+PREPARED = {
+    "standardize": [
+        {"features": "x", "standardize": Standard.measured([[Moments.of(some)]])} for some in (X, X[:500])
+    ],
+    "vocabulary": [
+        {"features": ["x", "kind"], "vocabulary": Vocabulary({"kind": one}), "adapt_features": itemgetter(0)}
+        for one in ({"e": 7, "mu": 1}, {"e": 7, "pi": 1})
+    ],
+    "adapt_features": [{"features": "x", "adapt_features": one} for one in (abs, neg)],
+}
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_samples_prepared_in_another_way_do_not_continue_a_result(name, tmp_path):
+    def given(number, **options):
+        with contextlib.closing(FileSource({"x": X, "kind": KINDS}, **PREPARED[name][number])) as source:
+            return predicted(tmp_path / "y.npy", data=source, **options)
+
+    def without():
+        with contextlib.closing(FileSource({"x": X}, features="x")) as source:
+            return predicted(tmp_path / "y.npy", data=source)
+
+    assert given(0, part="1/2").missing
+    with pytest.raises(ConfigurationError, match=f"its {name} is '.*', here it is '.*'; name another file"):
+        given(1)
+    if name != "vocabulary":  # without one there are other inputs
+        with pytest.raises(ConfigurationError, match=f"its {name} is '.*', here it is None; name another"):
+            without()
+    assert not given(0).missing
+
+
+def test_a_vocabulary_of_the_same_values_counted_elsewhere_continues_a_result(tmp_path):
+    for part, counts in (("1/2", {"e": 7, "mu": 1}), (None, {"e": 2, "mu": 5})):
+        options = PREPARED["vocabulary"][0] | {"vocabulary": Vocabulary({"kind": counts})}
+        with contextlib.closing(FileSource({"x": X, "kind": KINDS}, **options)) as source:
+            found = predicted(tmp_path / "y.npy", data=source, part=part)
+        assert bool(found.missing) == (part is not None)
 
 
 def test_two_jobs_do_not_write_one_result(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from nnlo_common import PeerLostError
+from nnlo_common.data._selection import evenly
 from nnlo_common.testing import InjectedFault
 from tests.helpers.threads import on_ranks
 
@@ -44,7 +46,53 @@ def read(optimizer, path, **options):
     return batches, batches
 
 
+def bucketed(optimizer, path, **options):
+    """The same in batches of rows of like length, with weights."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    file, numbers = path.with_name(f"{optimizer.rank}.parquet"), np.arange(SIZE)
+    rows = [[float(number)] * (number * 7 % 5) for number in numbers]
+    pq.write_table(pa.table({"rows": rows, "n": numbers, "w": numbers / 2}), file, row_group_size=11)
+    batches = nt.Batches(
+        str(file),
+        features="rows",
+        labels="n",
+        weights="w",
+        pad=5,
+        mask=True,
+        bucket=True,
+        batch_size=2,
+        window=2,
+        assignment="dynamic",
+        optimizer=optimizer,
+        **options,
+    )
+    return batches, batches
+
+
+CLASSES = np.repeat(range(5), [11, 7, 5, 2, 1])
+# Each of the five classes as often as the largest: 55 samples, which neither 2 nor 3 divides.
+BALANCED = Counter(np.concatenate([*evenly(CLASSES, "balance='y'")]).tolist())
+
+
+def balanced(optimizer, _path, **options):
+    """The same with the samples of rare classes several times."""
+    columns = {"x": np.arange(len(CLASSES)), "y": CLASSES}
+    batches = nt.Batches(
+        columns,
+        features="x",
+        balance="y",
+        batch_size=2,
+        window=2,
+        assignment="dynamic",
+        optimizer=optimizer,
+        **options,
+    )
+    return batches, batches
+
+
 SOURCES = pytest.mark.parametrize("source", [sampled, read])
+ALL_SOURCES = pytest.mark.parametrize("source", [sampled, read, bucketed, balanced])
 
 
 def begun(world, servers=1, group_size=2, name="Downpour"):
@@ -60,23 +108,36 @@ def trained(loader, optimizer, stop=None, **options):
 
     def backward(batch):
         rows = batch if isinstance(batch, torch.Tensor) else batch[0]
+        if len(batch) == 3 and not isinstance(batch, torch.Tensor):
+            (filled, mask), rows, weights = batch
+            assert torch.equal(weights, rows / 2)
+            assert torch.equal(mask.sum(1), rows * 7 % 5)
+            assert torch.equal(filled, mask * rows[:, None])
+            assert filled.shape[1] == max(1, int(mask.sum(1).max()))
         optimizer._model(inputs[rows]).square().mean().backward()
         return rows.tolist()
 
     return cases.trained_epoch(loader, optimizer, backward, stop, **options)
 
 
-def check(shares, k, size=SIZE):
+def check(shares, k, size=SIZE, expected=None):
     """Each sample once, or again in a batch without weight, and equally many batches on a group's ranks."""
-    dealt = [sample for one in shares for sample in one]
-    assert len(set(dealt)) == size
-    assert len(dealt) - size <= -size % k
+    dealt = Counter(sample for one in shares for sample in one)
+    expected = Counter([*dealt]) if expected is None else expected
+    assert expected.total() == size
+    assert not expected - dealt
+    assert dealt.total() - size <= -size % k
     for lead in range(0, len(shares), k):
         assert len({(len(one) + 1) // 2 for one in shares[lead : lead + k]}) == 1
 
 
+def whole_epoch(source):
+    """How many samples an epoch has, and how often each comes."""
+    return {"size": 55, "expected": BALANCED} if source is balanced else {"expected": Counter(range(SIZE))}
+
+
 @pytest.mark.sampled(4)
-@SOURCES
+@ALL_SOURCES
 @pytest.mark.parametrize(("ranks", "servers", "k"), LAYOUTS)
 @pytest.mark.parametrize("name", ["Downpour", "Synchronous"])
 def test_each_sample_goes_to_one_rank_in_each_epoch(ranks, servers, k, source, name, path):
@@ -87,10 +148,10 @@ def test_each_sample_goes_to_one_rank_in_each_epoch(ranks, servers, k, source, n
         optimizer.close()
         return epochs, torch.cat([one.detach().flatten() for one in optimizer._model.parameters()])
 
-    found = on_ranks(ranks, program)
+    found, whole = on_ranks(ranks, program), whole_epoch(source)
     for epoch in range(3):
         assert [epochs[epoch] for epochs, _ in found[:servers]] == [[]] * servers
-        check([epochs[epoch] for epochs, _ in found[servers:]], k)
+        check([epochs[epoch] for epochs, _ in found[servers:]], k, **whole)
     assert sorted(found[-1][0][0]) != sorted(found[-1][0][1])
     for lead in range(servers, ranks, k):
         assert all(torch.equal(one, found[lead][1]) for _, one in found[lead : lead + k])
@@ -121,7 +182,7 @@ def test_a_slow_group_gets_less(source, path):
     assert len(shares[0]) >= 14 > len(shares[2])
 
 
-@SOURCES
+@ALL_SOURCES
 @pytest.mark.parametrize("stops", [(1, 1), (3, 1), (2, 5)], ids=str)
 def test_the_rest_of_an_epoch_is_what_was_missing(source, stops, path):
     """A whole epoch, and a part of one; all save, and a second training resumes."""
@@ -147,8 +208,8 @@ def test_the_rest_of_an_epoch_is_what_was_missing(source, stops, path):
         return epochs
 
     (_, *before), (_, *after) = on_ranks(5, first), on_ranks(5, second)
-    check([seen + rest for seen, (rest, _) in zip(before, after, strict=True)], 2)
-    check([following for _, following in after], 2)
+    check([seen + rest for seen, (rest, _) in zip(before, after, strict=True)], 2, **whole_epoch(source))
+    check([following for _, following in after], 2, **whole_epoch(source))
 
 
 @SOURCES

@@ -23,10 +23,10 @@ from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
 from nnlo_common.data import FileSource, Reading, list_files, portion
 from nnlo_common.data._listing import without_tree
-from nnlo_common.data._preparation import PREPARATIONS, Preparation
+from nnlo_common.data._preparation import PREPARATIONS, TEXTS_STAY, Preparation
 from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
-from nnlo_common.data.formats._found import format_of
+from nnlo_common.data.formats._found import check_remote, format_of
 from nnlo_common.search.block._folds import Indices, split
 from nnlo_common.training._scaling import scale_lr
 
@@ -77,7 +77,7 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     """Return one value for each sample."""
     if name is None:
         return None
-    own: Reading = {"features": name}
+    own: Reading = {"features": name, "vocabulary": TEXTS_STAY}
     if name == "get_labels":  # what the training gets
         own = {"features": reading.get("labels") or "labels", "adapt_features": reading.get("adapt_labels")}
     if "select" in reading:
@@ -271,9 +271,11 @@ class RunPlan:
 
 
 def check_files(settings: Settings) -> None:
-    """Refuse empty lists and missing files, without opening any file."""
+    """Refuse empty lists, missing files, and names that nothing here opens, without opening any file."""
     for flag, files in (("--train", settings.train), ("--val", settings.val)):
-        for path in list_files(files) if files else ():
+        listed = list_files(files) if files else ()
+        check_remote(() if settings.stage_to is not None else listed)
+        for path in listed:
             if "://" in path and settings.stage_to is None and not format_of([path]).remote:
                 raise ConfigurationError(f"{flag} {path} is remote; add --cache FOLDER and --copy-command")
             if "://" not in path and not os.path.lexists(without_tree(path)):

@@ -148,7 +148,8 @@ def _column(kind: Any) -> Column:
         shape.append(kind.list_size)
         kind = _stored(kind.value_type)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return Column(np.dtype(kind.to_pandas_dtype()), tuple(shape), ragged)
+        # Not by `to_pandas_dtype`, for which older versions of pyarrow need pandas.
+        return Column(pa.array([], kind).to_numpy(zero_copy_only=False).dtype, tuple(shape), ragged)
     if _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
         return Column(TEXT, tuple(shape), ragged)
     return Column(refused=f"has the type {kind}")

@@ -147,7 +147,7 @@ def inspect_files(
     paths: Sequence[str],
     names: Sequence[str],
     locking: bool | None = None,
-    coded: Collection[str] = (),
+    coded: Collection[str] | None = (),
 ) -> list[FileInfo]:
     """Inspect all files; they must be alike.
 
@@ -156,7 +156,7 @@ def inspect_files(
         paths: of the files.
         names: of columns.
         locking: as in `FileSource`.
-        coded: the columns that may have texts, as these become indices.
+        coded: the columns that may have texts, as these become indices; None: all may.
 
     Raises:
         ConfigurationError: a file is unusable or unlike the first; the message describes the first few.
@@ -166,7 +166,8 @@ def inspect_files(
     for path in paths:
         try:
             found = kind.inspect(path, names, locking)
-            _refuse_texts(found, coded)
+            if coded is not None:
+                _refuse_texts(found, coded)
             if infos:
                 _compare(infos[0], found)
             infos.append(found)

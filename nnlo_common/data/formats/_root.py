@@ -199,6 +199,11 @@ def _plain(array: Any) -> Array:
     import awkward as ak
 
     if _is_text(ak.type(array).content):
-        return np.array(ak.to_list(array), object)
+        texts = ak.to_list(array)
+        try:
+            "".join(texts).encode()  # Awkward lets through what is not UTF-8, in an escaped form
+        except UnicodeEncodeError:
+            raise ConfigurationError("a text is not UTF-8; make the file again with texts in UTF-8") from None
+        return np.array(texts, object)
     plain: Array = np.asarray(ak.to_numpy(array, allow_missing=False))
     return plain

@@ -7,6 +7,7 @@ decoded; what its readers have in common is here.
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import os
 from bisect import bisect_right
@@ -38,7 +39,7 @@ from nnlo_common.data.formats._format import (
     wrong_path,
 )
 
-__all__ = ["Column", "Piece", "Table", "TableFormat", "fill_padded"]
+__all__ = ["Column", "Piece", "Table", "TableFormat", "fill_padded", "importable"]
 
 # -- rows of unequal length, brought to one length -----------------------------------------------------
 
@@ -191,7 +192,11 @@ class TableFormat:
         except ImportError as error:
             if isinstance(error, NNLOError) or self.needs is None:
                 raise
-            raise MissingExtraError(f"reading {self.title} files", *self.needs) from None
+            if not importable(self.needs[0]):
+                raise MissingExtraError(f"reading {self.title} files", *self.needs) from None
+            raise ConfigurationError(  # a package that this one needs for this file only
+                f"{place} cannot be opened here ({' '.join(str(error).split())[:200]}); install or renew that"
+            ) from None
         except Exception as error:  # the libraries raise any type of exception for damaged files
             raise self._unreadable(place, error) from None
         starts = list(table.starts)
@@ -213,8 +218,8 @@ class TableFormat:
         if "://" in path:
             text = " ".join(str(error).split())[:200] or type(error).__name__
             return ConfigurationError(
-                f"{path} cannot be opened here ({type(error).__name__}: {text}); install what fsspec needs "
-                "for it, or copy it first by stage_to= and copy_command="
+                f"{path} cannot be opened here ({type(error).__name__}: {text}); correct the name, look "
+                "whether you may read it, or copy it first by stage_to= and copy_command="
             )
         if not self.folders:
             if Path(path).stat().st_size == 0:
@@ -342,6 +347,20 @@ class _TableFile:
                 size -= _bytes(self._pieces.pop(old))
         self._pieces[name, number] = found
         return found
+
+
+def importable(package: str) -> bool:
+    """Return whether a package can be imported.
+
+    Example:
+        >>> importable("json"), importable("no_such_package")
+        (True, False)
+    """
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
 
 
 def _bytes(piece: Piece) -> int:

@@ -101,9 +101,9 @@ def _labelled(labels: Any, samples: int, folds: int) -> Indices:
     classes = _codes("labels", labels, samples)
     counts = np.bincount(classes)
     if counts.min() < folds:
-        rare = np.asarray(labels).reshape(-1)[np.flatnonzero(classes == counts.argmin())[0]]
+        rare = np.asarray(labels).reshape(-1).tolist()[np.flatnonzero(classes == counts.argmin())[0]]
         raise ConfigurationError(
-            f"folds={folds} with labels: {rare.item()!r} has {counts.min()} of {samples} samples, too few "
+            f"folds={folds} with labels: {rare!r:.60} has {counts.min()} of {samples} samples, too few "
             "for one in each fold; give fewer folds, or split without labels"
         )
     return classes
