@@ -43,6 +43,8 @@ _LACKING = {
 }
 #: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
+#: Options of `nnlo train` that mean something else for a search.
+_OWN = ("spares",)
 #: Options that name the model and the samples: enough to check both.
 _EARLY = (
     *("model", "model_params", "from", "allow_pickle", "train", "val", "features_name", "labels_name"),
@@ -83,6 +85,11 @@ class SearchSettings:
     block_size: int | None = _option("number of ranks that train one trial; else all but the first", least=1)
     search_ranks: int = _option(
         "number of ranks that only choose parameters, for a slow --hyper-opt", default=0, least=0
+    )
+    spares: int = _option(
+        "number of ranks, the last ones, that take over from the first if it dies; mpiexec --with-ft ulfm",
+        default=0,
+        least=0,
     )
     n_fold: int = _option(
         "train each trial N times, validating with another part of the samples each time", default=1, least=1
@@ -131,6 +138,7 @@ class SearchSettings:
                 lockstep=self.lockstep,
                 elastic=self.elastic,
                 search_ranks=self.search_ranks,
+                spares=self.spares,
                 in_sequence=self.hyper_opt in IN_SEQUENCE,
             )
 
@@ -160,7 +168,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
 #: The same, and the options of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
-    **{name: one for name, one in OPTIONS.items() if name not in (*_LACKING, *_FOLDING)},
+    **{name: one for name, one in OPTIONS.items() if name not in (*_LACKING, *_FOLDING, *_OWN)},
 }
 
 
