@@ -35,7 +35,14 @@ from nnlo_common.plugin import (
     engine,
     warn,
 )
-from nnlo_keras.tune._compat import is_duplicate, mean_metrics, most_collisions, random_values, set_seed
+from nnlo_keras.tune._compat import (
+    is_duplicate,
+    mean_metrics,
+    most_collisions,
+    random_values,
+    refill_grid,
+    set_seed,
+)
 
 __all__ = [
     "FATAL",
@@ -285,6 +292,8 @@ class OracleTrials(TrialSource, TrialChooser):
     def restore(self, state: Mapping[str, Any]) -> None:
         oracle = self._tuner.oracle
         oracle.set_state(state["oracle"])
+        if isinstance(oracle, keras_tuner.oracles.GridSearchOracle):
+            refill_grid(oracle)
         self._tuner.set_state(state["tuner"])
         self._count, self._withdrawn = state["count"], state["withdrawn"]
         for number, trial_id, name, results in state["unreported"]:

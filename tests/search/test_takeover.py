@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from nnlo_common import ConfigurationError, PeerLostError
-from tests.helpers.threads import ranks
+from tests.helpers.threads import MortalMail, ranks
 
 pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
@@ -20,31 +20,6 @@ from nnlo_common.search.coordinator._trial_results import COORDINATOR, ERROR, FA
 from nnlo_common.testing import InjectedFault
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-class MortalMail:
-    """A letter box whose rank dies with its letter of that number, before it is sent or after."""
-
-    def __init__(self, world, left, *, after=False):
-        self.mail, self.world, self.left, self.after = type(world).mail(world), world, left, after
-        self.close = self.mail.close
-
-    def send(self, peer, text):
-        self.left -= 1
-        if self.left == 0 and self.after:
-            self.mail.send(peer, text)
-        self.die_if_due()
-        self.mail.send(peer, text)
-
-    def receive(self, timeout_s=None):
-        letter = self.mail.receive(timeout_s)
-        self.left -= letter is not None
-        self.die_if_due()
-        return letter
-
-    def die_if_due(self):
-        if self.left <= 0:
-            raise InjectedFault(f"rank {self.world.rank} dies")
 
 
 class Search:

@@ -44,6 +44,7 @@ from nnlo_common.search.coordinator._parameter_choice import (
     TrialSource,
 )
 from nnlo_common.search.coordinator._trial_results import (
+    COORDINATOR,
     ERROR,
     FAILURE,
     HELPERS,
@@ -328,7 +329,8 @@ class StudyTrials(TrialSource):
         if has_no_name(self._study):  # pruners draw from it
             self._study.study_name = state["name"]
         for key, value in state["user"].items():
-            self._study.set_user_attr(key, value)
+            if key != COORDINATOR:  # one before this rank
+                self._study.set_user_attr(key, value)
         if state["stopped"]:
             self._study.stop()
 
