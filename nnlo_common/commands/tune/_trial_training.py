@@ -50,6 +50,8 @@ __all__ = ["TrialTraining", "search", "watching"]
 # -- watch over the trials of a running search: report each, and remove the models of worse ones -------
 
 _EVERY_S = 0.5
+# A spare repeats the lines of trials that ended so long before it watches: the dead rank may have owed them.
+_LATE_S = 10.0
 
 
 @contextmanager
@@ -101,7 +103,7 @@ class _TrialWatch:
             self._looked, here = True, self._study.user_attrs[COORDINATOR]
             lines.append(f"nnlo tune: the first rank has died; rank {here} takes over")
             # That rank has told of the trials that ended before, but perhaps not of the last ones.
-            told_before_s = time.time() - 2 * _EVERY_S
+            told_before_s = time.time() - _LATE_S
         for one in trials:
             if one.number not in self._reported:
                 self._reported.add(one.number)
