@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from nnlo_common.base._errors import ConfigurationError, warn
+from nnlo_common.base._errors import ConfigurationError, plural, warn
 from nnlo_common.base._limited_formats import table_of
 from nnlo_common.cluster._gpus import choose_gpu, search_turns
 from nnlo_common.cluster._hosts import describe_here, locate
@@ -180,7 +180,7 @@ def _arithmetic(size: int, block_size: int, search_ranks: int, spares: int) -> s
         else f"which is not a multiple of block_size={block_size}"
     )
     searchers = f" - {search_ranks} search ranks" if search_ranks else ""
-    searchers += f" - {spares} spares" if spares else ""
+    searchers += f" - {plural(spares, 'spare')}" if spares else ""
     keeping = [f"block_size={' or '.join(map(str, near))}"] if near else []
     fewer_searchers = [
         count

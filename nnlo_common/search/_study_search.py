@@ -131,6 +131,7 @@ class StudySearch:
 
     def alone(self) -> bool:
         """Train all trials in this process, one after another; return whether a signal ended the search."""
+        self.spares = 0
         with self._files() as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()

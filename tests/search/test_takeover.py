@@ -140,6 +140,24 @@ def test_a_block_may_die_too(seed):
     assert sum(search.begun.values()) <= 9
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_dies_besides_all_trials_end(seed):
+    draw = random.Random(f"several {seed}")
+    size, searchers, spares = draw.choice([1, 2]), draw.choice([0, 2]), draw.choice([1, 2])
+    ranks_of_all = 1 + searchers + 3 * size + spares
+    victims = {0, draw.randrange(1, ranks_of_all - spares)} | ({ranks_of_all - 2} if spares == 2 else set())
+    options = {"search_ranks": searchers, "spares": spares, "block_size": size, "retries": 1}
+    search = Search(ranks_of_all, drawn(seed, *victims, most=60), **options)
+    studies = [study for study in search.run() if not isinstance(study, InjectedFault)]
+    assert len(studies) >= ranks_of_all - len(victims)
+    for study in studies:
+        ended = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        assert len(ended) == 8
+        failed = [trial for trial in study.trials if trial not in ended]
+        assert [trial.user_attrs[FAILURE] for trial in failed] in ([], ["died"])
+    assert max(search.begun.values()) == size
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_journal_goes_on_where_the_spare_is(seed, tmp_path):
     journal, called = tmp_path / "search.jsonl", []
@@ -211,6 +229,6 @@ def test_what_a_spare_cannot_go_on_with_is_refused(name):
 
 def test_ranks_that_do_not_fit_are_told_of_the_spares():
     with pytest.raises(
-        ConfigurationError, match=r"5 - 1 coordinator - 1 spares = 3 ranks, .*Start 4 or 6 ranks"
+        ConfigurationError, match=r"5 - 1 coordinator - 1 spare = 3 ranks, .*Start 4 or 6 ranks"
     ):
         Search(5, {}, block_size=2).run()
