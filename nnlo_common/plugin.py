@@ -107,8 +107,8 @@ if TYPE_CHECKING:
     from nnlo_common.commands.train._stopping import Stopping
     from nnlo_common.commands.train._trainer import Trainer
     from nnlo_common.search import optimize
-    from nnlo_common.search._channels import Death, TeamMessage, connect_search
-    from nnlo_common.search._partition import agree, cut_teams
+    from nnlo_common.search._channels import Death, Inheritance, TeamMessage, connect_search
+    from nnlo_common.search._partition import agree, cut_teams, refuse_spares
     from nnlo_common.search._search_messages import End, Note, Start
     from nnlo_common.search.block._block import run_block
     from nnlo_common.search.block._folds import split
@@ -146,6 +146,7 @@ __all__ = [
     "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",
+    "Inheritance",
     "Interrupts",
     "LARGEST_JSON",
     "Lease",
@@ -241,6 +242,7 @@ __all__ = [
     "quoted_samplers",
     "random_numbers",
     "read_whole",
+    "refuse_spares",
     "readable",
     "watched_use",
     "readable_file",
@@ -280,6 +282,7 @@ _LATER = {
     "Coordinator": "nnlo_common.search.coordinator._coordinator",
     "cut_teams": "nnlo_common.search._partition",
     "Death": "nnlo_common.search._channels",
+    "Inheritance": "nnlo_common.search._channels",
     "End": "nnlo_common.search._search_messages",
     "end_of": "nnlo_common.search.coordinator._time_left",
     "engine": "nnlo_common.search.samplers._engines",
@@ -290,6 +293,7 @@ _LATER = {
     "run_block": "nnlo_common.search.block._block",
     "run_coordinator": "nnlo_common.search.coordinator._coordinator",
     "running": "nnlo_common.commands.train._python_file",
+    "refuse_spares": "nnlo_common.search._partition",
     "RunningTrial": "nnlo_common.search.coordinator._parameter_choice",
     "RunPlan": "nnlo_common.commands.train._run_plan",
     "seed_of": "nnlo_common.search.samplers._seeding",

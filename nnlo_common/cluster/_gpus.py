@@ -42,17 +42,18 @@ def train_turns(*, server_gpu: bool = True, **roles: Unpack[Roles]) -> GpuTurns:
     return turns
 
 
-def search_turns(search_ranks: int) -> GpuTurns:
+def search_turns(search_ranks: int, spares: int = 0) -> GpuTurns:
     """Return the turns of a search: training ranks of a host take GPUs in turn, other ranks get none.
 
     Args:
         search_ranks: how many ranks, after the first, only choose parameters.
+        spares: how many ranks, the last ones, wait to take over from a dead coordinator.
     """
 
     def turns(places: Sequence[Place]) -> list[int | None]:
         found: list[int | None] = [None] * len(places)
         trained = Counter[str]()
-        for place in places[1 + search_ranks :]:
+        for place in places[1 + search_ranks : len(places) - spares]:
             found[place.rank] = trained[place.host] % place.gpus if place.gpus else None
             trained[place.host] += 1
         return found

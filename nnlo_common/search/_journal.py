@@ -45,6 +45,7 @@ __all__ = [
     "SearchRecord",
     "bring_up",
     "end_in",
+    "inherit",
     "kept_trials",
     "packed",
     "packed_parameters",
@@ -130,6 +131,22 @@ def take_over(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
             study.add_trial(trial)
         elif known[trial.number].state is TrialState.WAITING:
             end_in(storage_of(study), number_in(known[trial.number]), trial)
+
+
+def inherit(study: optuna.Study, trials: Iterable[Mapping[str, Any]]) -> None:
+    """Bring a study to the state of another rank's, of which these are the packed trials; some may run."""
+    storage = storage_of(study)
+    for trial in sorted(map(unpacked, trials), key=lambda one: one.number):
+        known = study.get_trials(deepcopy=False)
+        if trial.number >= len(known):
+            study.add_trial(trial)
+        elif not known[trial.number].state.is_finished():
+            there = number_in(known[trial.number])
+            if trial.state.is_finished():
+                end_in(storage, there, trial)
+            else:
+                bring_up(storage, there, trial)
+                storage.set_trial_state_values(there, trial.state)
 
 
 def end_in(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTrial) -> None:
@@ -367,6 +384,10 @@ class SearchRecord:
     def finished(self, trial: FrozenTrial) -> None:
         """Record a finished trial."""
 
+    def fresh_lines(self) -> list[str]:
+        """Return the lines written since the last call, if the record keeps them for spares."""
+        return []
+
     def close(self) -> None:
         """Close the record."""
 
@@ -377,6 +398,9 @@ class Journal(SearchRecord):
     Args:
         path: the file; created if missing.
         study: receives the finished trials of the file; unfinished ones are queued again.
+        lines: of the journal of a coordinator that has died, which this one goes on with: the study has its
+            trials, and what the file holds here is replaced. None: go on with the file.
+        copied: whether spares get copies of the lines, by `fresh_lines`.
 
     Attributes:
         counted: how many finished trials the file held, without those that were retried.
@@ -385,20 +409,35 @@ class Journal(SearchRecord):
         ConfigurationError: the file cannot be written, belongs to another study, is no journal, or is in use.
     """
 
-    def __init__(self, path: str | Path, study: optuna.Study) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        study: optuna.Study,
+        *,
+        lines: Sequence[str] | None = None,
+        copied: bool = False,
+    ) -> None:
+        self._fresh: list[str] | None = [] if copied else None
         self._path = usable(f"journal={str(path)!r}", Path(path))
         self._head = {"study": [direction.name for direction in study.directions], "name": study.study_name}
         if has_no_name(study):
             self._head["name"] = ""
         self._lock = self._path.with_name(f".{self._path.name}.in-use")
+        self.counted = 0
         hold_lock(self._lock, f"searching with the journal {path}", "journal")
         try:
-            self._take_up(study)
+            self._begin(self._take_up(study) if lines is None else lines)
         except BaseException:
             release_lock(self._lock)
             raise
 
-    def _take_up(self, study: optuna.Study) -> None:
+    def _begin(self, lines: Sequence[str]) -> None:
+        write_whole(self._path, "".join(f"{line}\n" for line in lines))
+        self._file = append_file(self._path)
+        if self._fresh is not None:
+            self._fresh += lines
+
+    def _take_up(self, study: optuna.Study) -> list[str]:
         kept = self._read()
         self.counted = len(kept.finished) - len(kept.repeated)
         lines: list[dict[str, Any]] = [self._head]
@@ -412,8 +451,7 @@ class Journal(SearchRecord):
                 lines.append(content)
             for params, values, user in kept.open_trials:
                 lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
-        write_whole(self._path, "".join(json.dumps(line) + "\n" for line in lines))
-        self._file = append_file(self._path)
+        return [*map(json.dumps, lines)]
 
     def begun(self, trial: FrozenTrial) -> None:
         self._write({"trial": trial.number, "user": trial.user_attrs})
@@ -429,6 +467,10 @@ class Journal(SearchRecord):
         """Record a finished trial; on return it is on the disk."""
         self._write(packed(trial))
         os.fsync(self._file.fileno())
+
+    def fresh_lines(self) -> list[str]:
+        fresh, self._fresh = self._fresh or [], None if self._fresh is None else []
+        return fresh
 
     def close(self) -> None:
         self._file.close()
@@ -446,8 +488,11 @@ class Journal(SearchRecord):
         return kept_trials(lines, asked)
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        self._file.write(f"{json.dumps(content)}\n".encode())
+        line = json.dumps(content)
+        self._file.write(f"{line}\n".encode())
         self._file.flush()
+        if self._fresh is not None:
+            self._fresh.append(line)
 
 
 def read_journal(path: Path) -> tuple[tuple[str, ...], KeptTrials]:

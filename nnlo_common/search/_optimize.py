@@ -30,6 +30,7 @@ def optimize(
     n_trials: int,
     block_size: int = 1,
     search_ranks: int = 0,
+    spares: int = 0,
     folds: int = 1,
     sampler: str | optuna.samplers.BaseSampler | None = None,
     seed: int = 0,
@@ -58,6 +59,8 @@ def optimize(
         block_size: ranks per trial.
         search_ranks: how many ranks, after the first, only choose parameters, each for another trial at the
             same time: for samplers too slow for the blocks.
+        spares: how many ranks, the last ones, wait to take over from the first if it dies, under `mpiexec
+            --with-ft ulfm` of Open MPI 5. The journal and the export must be files that their hosts see.
         folds: trains each trial once per fold, each time validating on another part of the data (see
             `trial.split`); its value is the mean. Side by side if `block_size` is a multiple, else in turn.
         sampler: "bayesian", "random" or another name of the page on searches, or any Optuna sampler; None:
@@ -107,6 +110,7 @@ def optimize(
     whole_number("retries", retries, 0)
     whole_number("folds", folds, 1)
     whole_number("search_ranks", search_ranks, 0)
+    whole_number("spares", spares, 0)
     search = StudySearch(
         study,
         objective,
@@ -124,13 +128,14 @@ def optimize(
         lockstep=lockstep,
         elastic=elastic,
         search_ranks=search_ranks,
+        spares=spares,
     )
     world = world or cast("DivisibleWorld | None", launched())
     if world is None or world.size == 1:
         return _study_or_exit(search.alone(), study)
     release = world.engage()
     try:
-        blocks = agree(world, block_size, {"n_trials": n_trials, **search.facts}, search_ranks)
+        blocks = agree(world, block_size, {"n_trials": n_trials, **search.facts}, search_ranks, spares)
         search.check(blocks)
     except ConfigurationError as error:
         error.collective = True

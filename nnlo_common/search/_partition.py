@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._errors import ConfigurationError, plural, warn
 from nnlo_common.base._limited_formats import table_of
 from nnlo_common.cluster._gpus import choose_gpu, search_turns
 from nnlo_common.cluster._hosts import describe_here, locate
 from nnlo_common.cluster._threads import limit_threads
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 
-__all__ = ["agree", "cut_blocks", "cut_teams", "refuse_conflicts"]
+__all__ = ["agree", "cut_blocks", "cut_teams", "refuse_conflicts", "refuse_spares"]
 
 # -- checks for conflicting arguments of `optimize`; `nnlo tune` applies them earlier -------------------
 
@@ -25,6 +25,7 @@ def refuse_conflicts(
     lockstep: bool,
     elastic: bool,
     search_ranks: int,
+    spares: int,
     in_sequence: bool,
     instead: str = "",
 ) -> None:
@@ -35,6 +36,7 @@ def refuse_conflicts(
         lockstep: whether the search must repeat.
         elastic: whether idle ranks join running trials at its end.
         search_ranks: how many ranks only choose parameters.
+        spares: how many ranks wait to take over from a dead coordinator.
         in_sequence: whether the sampler's next choice continues from its last one.
         instead: another remedy for a grid, appended to the message.
 
@@ -51,6 +53,7 @@ def refuse_conflicts(
             "lockstep=True with elastic=True: timing decides which ranks join which trial, and so changes "
             "its result; leave one of them out"
         )
+    refuse_spares(spares, lockstep=lockstep, elastic=elastic)
     if lockstep and isinstance(sampler, str) and sampler == "grid":
         raise ConfigurationError(
             'lockstep=True with sampler="grid": what is left of a grid depends on which trials have just '
@@ -64,11 +67,25 @@ def refuse_conflicts(
         )
 
 
+def refuse_spares(spares: int, *, lockstep: bool = False, elastic: bool = False) -> None:
+    """Refuse spares in a search that no other rank could go on with.
+
+    Raises:
+        ConfigurationError: two arguments conflict.
+    """
+    for name, given in {"lockstep": lockstep, "elastic": elastic}.items():
+        if spares and given:
+            raise ConfigurationError(
+                f"{name}=True with spares={spares} is not possible: a spare would have to know more than "
+                "it is sent; leave one of them out"
+            )
+
+
 # -- partition of a job's ranks: the coordinator, search ranks, blocks, and a block's teams for its folds
 
 
 def agree(
-    world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0
+    world: DivisibleWorld, block_size: int, facts: dict[str, Any], search_ranks: int = 0, spares: int = 0
 ) -> list[tuple[int, ...]]:
     """Check that all ranks agree and split them into blocks; all ranks raise the same error.
 
@@ -90,15 +107,22 @@ def agree(
                     f"(host {other['here']['host']}); give all {world.size} ranks the same script"
                 )
     places = locate([one["here"] for one in everyone])
-    blocks = cut_blocks([place.host for place in places], block_size, search_ranks)
+    blocks = cut_blocks([place.host for place in places], block_size, search_ranks, spares)
     if world.own_process:
         limit_threads(places[world.rank].local_size, places[world.rank].host_cores)
-        choose_gpu(places, world.rank, search_turns(search_ranks))
+        choose_gpu(places, world.rank, search_turns(search_ranks, spares))
+    if spares and world.rank == 0 and not world.survives_loss:
+        warn(
+            f"spares={spares}, but here the job ends with any rank that dies; start it by mpiexec "
+            "--with-ft ulfm of Open MPI 5, or leave spares out"
+        )
     return blocks
 
 
-def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> list[tuple[int, ...]]:
-    """Split the ranks into blocks, except the first, which coordinates, and the search ranks after it.
+def cut_blocks(
+    hosts: Sequence[str], block_size: int, search_ranks: int = 0, spares: int = 0
+) -> list[tuple[int, ...]]:
+    """Split the ranks into blocks, except the first, which coordinates, the search ranks, and the spares.
 
     As many blocks as possible lie on a single host; ranks left over on the hosts form the other blocks.
 
@@ -106,6 +130,7 @@ def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> 
         hosts: the host of every rank.
         block_size: ranks per block.
         search_ranks: how many ranks choose parameters.
+        spares: how many ranks, the last ones, wait to take over from a dead coordinator.
 
     Raises:
         ConfigurationError: ranks would be left over or missing.
@@ -115,11 +140,11 @@ def cut_blocks(hosts: Sequence[str], block_size: int, search_ranks: int = 0) -> 
         [(1, 2), (4, 5), (3, 6)]
     """
     size = len(hosts)
-    training = size - 1 - search_ranks
+    training = size - 1 - search_ranks - spares
     if training % block_size or training < block_size:
-        raise ConfigurationError(_arithmetic(size, block_size, search_ranks))
+        raise ConfigurationError(_arithmetic(size, block_size, search_ranks, spares))
     residents: dict[str, list[int]] = defaultdict(list)
-    for rank in range(1 + search_ranks, size):
+    for rank in range(1 + search_ranks, size - spares):
         residents[hosts[rank]].append(rank)
     blocks, rest = [], []
     for ranks in residents.values():
@@ -141,11 +166,11 @@ def cut_teams(blocks: Sequence[tuple[int, ...]], folds: int) -> list[tuple[int, 
     return [block[start : start + each] for block in blocks for start in range(0, size, each)]
 
 
-def _arithmetic(size: int, block_size: int, search_ranks: int) -> str:
+def _arithmetic(size: int, block_size: int, search_ranks: int, spares: int) -> str:
     """Explain why the ranks cannot be split, and suggest numbers that can."""
-    ranks = size - 1 - search_ranks
+    ranks = size - 1 - search_ranks - spares
     below = ranks // block_size
-    sizes = sorted({1 + search_ranks + max(count, 1) * block_size for count in (below, below + 1)})
+    sizes = sorted({1 + search_ranks + spares + max(count, 1) * block_size for count in (below, below + 1)})
     divisors = [value for value in range(1, ranks + 1) if ranks % value == 0]
     near = sorted(sorted(divisors, key=lambda value: abs(value - block_size))[:2])
     fewer = ranks < block_size
@@ -155,11 +180,12 @@ def _arithmetic(size: int, block_size: int, search_ranks: int) -> str:
         else f"which is not a multiple of block_size={block_size}"
     )
     searchers = f" - {search_ranks} search ranks" if search_ranks else ""
+    searchers += f" - {plural(spares, 'spare')}" if spares else ""
     keeping = [f"block_size={' or '.join(map(str, near))}"] if near else []
     fewer_searchers = [
         count
         for count in range(search_ranks)
-        if size - 1 - count >= block_size and (size - 1 - count) % block_size == 0
+        if size - 1 - count - spares >= block_size and (size - 1 - count - spares) % block_size == 0
     ]
     keeping += [f"search_ranks={fewer_searchers[-1]}"] if fewer_searchers else []
     keep = f", or keep {size} with {' or '.join(keeping)}" if keeping else ""

@@ -1,10 +1,11 @@
 """Messages of a search: one line of JSON each.
 
     leader of a block ─► coordinator     ParameterRequest, PruneRequest, TrialReport, Note, Done
-    every rank ─► coordinator            Left
+    every rank ─► coordinator, spares    Left
     coordinator ─► ranks of a block      Start, Halt, End
     coordinator ─► leader of a block     RequestAnswer, Recall
     coordinator ─► a search rank         Choose, End;  back: Chosen
+    coordinator ─► a spare               CoordinatorCopy, End;  back: CopyKept
     within a block                       ParameterValue, PruneVerdict, Text, Alarm, RunOutcome
     any rank ─► all others               LossReported
 
@@ -24,6 +25,8 @@ __all__ = [
     "Alarm",
     "Choose",
     "Chosen",
+    "CoordinatorCopy",
+    "CopyKept",
     "Done",
     "End",
     "Halt",
@@ -198,6 +201,26 @@ class Chosen(SearchMessage):
     params: Mapping[str, tuple[float, str]]
     system: Mapping[str, Any]
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorCopy(SearchMessage):
+    """Copy number `run` of what the coordinator knows, for a spare.
+
+    Attributes:
+        state: the coordinator's state, whole.
+        changed: the trials that have changed since the last copy, by name.
+        lines: lines of the journal since the last copy.
+    """
+
+    state: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKept(SearchMessage):
+    """Notice that a spare has copy number `run`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,16 @@ from optuna.trial import TrialState
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
-from nnlo_common.search._channels import connect_search
+from nnlo_common.search._channels import Inheritance, connect_search
 from nnlo_common.search._export import Export, exportable
-from nnlo_common.search._journal import Journal, SearchRecord, take_over
+from nnlo_common.search._journal import Journal, SearchRecord, inherit, take_over
 from nnlo_common.search._partition import cut_teams, refuse_conflicts
-from nnlo_common.search._search_messages import Start
+from nnlo_common.search._search_messages import End, Start
 from nnlo_common.search.block._block import LocalLink, Objective, attempt, run_block
 from nnlo_common.search.coordinator._coordinator import SIGNAL, Coordinator, run_coordinator
 from nnlo_common.search.coordinator._study_trials import StudyCallback, StudyTrials, known_to_all
 from nnlo_common.search.coordinator._time_left import TimeLeft, end_of
-from nnlo_common.search.coordinator._trial_results import LOG, SECONDS, FailurePolicy
+from nnlo_common.search.coordinator._trial_results import COORDINATOR, LOG, SECONDS, FailurePolicy
 from nnlo_common.search.samplers._bayesian import BayesianSampler
 from nnlo_common.search.samplers._engines import engine
 from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_sequence
@@ -35,7 +35,7 @@ from nnlo_common.search.samplers._replica import Replica, choose_for_others, in_
 __all__ = ["StudySearch"]
 
 # Arguments that must be the same on all ranks.
-_ALIKE = ("folds", "seed", "failures", "retries", "lockstep", "elastic", "search_ranks")
+_ALIKE = ("folds", "seed", "failures", "retries", "lockstep", "elastic", "search_ranks", "spares")
 
 
 @dataclass
@@ -58,6 +58,7 @@ class StudySearch:
     lockstep: bool = False
     elastic: bool = False
     search_ranks: int = 0
+    spares: int = 0
     callbacks: Sequence[StudyCallback] = ()
     clock: Callable[[], float] = time.time
 
@@ -90,6 +91,7 @@ class StudySearch:
             lockstep=self.lockstep,
             elastic=self.elastic,
             search_ranks=self.search_ranks,
+            spares=self.spares,
             in_sequence=in_sequence(chosen),
             instead=", or pass optuna.samplers.GridSampler(space)",
         )
@@ -129,6 +131,7 @@ class StudySearch:
 
     def alone(self) -> bool:
         """Train all trials in this process, one after another; return whether a signal ended the search."""
+        self.spares = 0
         with self._files() as record, Interrupts() as interrupts:
             coordinator = self._begin(1, 1, record)
             waiting = coordinator.begin()
@@ -147,25 +150,43 @@ class StudySearch:
 
         Args:
             world: the ranks.
-            blocks: the ranks of every block; rank 0 and the search ranks after it are in none.
+            blocks: the ranks of every block; rank 0, the search ranks after it, and the spares, the last
+                ranks, are in none.
         """
         teams = cut_teams(blocks, self.folds)
         searchers = range(len(teams), len(teams) + self.search_ranks)
         each = len(teams) // len(blocks)
         teams += [(rank,) for rank in range(1, 1 + self.search_ranks)]
-        with connect_search(world, teams, hint=self._resume_hint) as here:
-            if world.rank == 0:
-                with self._files() as record:
+        spares = range(world.size - self.spares, world.size)
+        with connect_search(world, teams, hint=self._resume_hint, spares=spares) as here:
+            inherited: Inheritance | None = None
+            end: End | Inheritance
+            if world.rank in spares:
+                end = here.coordinator_channel.stand_by()
+                inherited = end if isinstance(end, Inheritance) else None
+            if world.rank == 0 or inherited is not None:
+                with self._files(inherited) as record:
+                    if inherited is not None:
+                        self.study.set_user_attr(COORDINATOR, world.rank)
                     coordinator = self._begin(len(blocks), each, record, searchers)
-                    run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
+                    run_coordinator(
+                        coordinator,
+                        here.coordinator_channel,
+                        here.interrupts,
+                        inherited=inherited,
+                        here=f"rank {world.rank} on {world.host}",
+                    )
                 return self._has_ended(coordinator)
-            if world.rank <= self.search_ranks:
+            if world.rank in spares:
+                pass
+            elif world.rank <= self.search_ranks:
                 where = f"search rank {world.rank} (host {world.host})"
                 end = choose_for_others(
                     here.channel, Replica(self.study, self._engine(len(blocks)), self.seed), where
                 )
             else:
                 end = run_block(here.channel, world, self.objective)
+            assert isinstance(end, End)
             take_over(self.study, end.trials)  # no-op with a storage that all ranks share
             return end.interrupted == SIGNAL
 
@@ -195,12 +216,17 @@ class StudySearch:
         return sampler
 
     @contextmanager
-    def _files(self) -> Iterator[SearchRecord]:
-        """Open the journal and the export, and load the journal's trials into the study."""
+    def _files(self, inherited: Inheritance | None = None) -> Iterator[SearchRecord]:
+        """Open the journal and the export, and load their trials, or inherited ones, into the study."""
         self._known, self._counted, record = known_to_all(self.study), 0, SearchRecord()
+        lines = None
+        if inherited is not None and inherited.state is not None:
+            lines = inherited.lines
+            inherit(self.study, inherited.changed.values())
         with ExitStack() as files:
             if self.journal is not None:
-                record = journal = files.enter_context(closing(Journal(self.journal, self.study)))
+                journal = Journal(self.journal, self.study, lines=lines, copied=self.spares > 0)
+                record = files.enter_context(closing(journal))
                 self._counted = journal.counted
                 if journal.counted:
                     told = f"{plural(journal.counted, 'finished trial')} of {self.n_trials}"

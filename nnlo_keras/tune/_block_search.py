@@ -18,10 +18,12 @@ from nnlo_common.plugin import (
     Coordinator,
     DivisibleWorld,
     End,
+    Inheritance,
     TimeLeft,
     agree,
     connect_search,
     cut_teams,
+    hold,
     parsed_json,
     read_whole,
     run_block,
@@ -36,9 +38,9 @@ from nnlo_keras.tune._compat import (
     trial_file,
     waiting_retries,
 )
-from nnlo_keras.tune._oracle import OracleTrials
+from nnlo_keras.tune._oracle import OracleTrials, failure_told
 
-__all__ = ["keep_nothing", "keep_whole", "mend", "read", "search_over", "write"]
+__all__ = ["inherit", "keep_nothing", "keep_whole", "mend", "read", "search_over", "write"]
 
 # -- directory of a search: one rank writes every file whole or not at all, and resumes from them ------
 # Keras-tuner rewrites its files in place, and reads all of them to resume. A killed job leaves
@@ -118,6 +120,7 @@ def search_over(
     block_size: int,
     folds: int,
     lockstep: bool,
+    spares: int,
     time_left: TimeLeft,
     train: Callable[[Any], float],
 ) -> None:
@@ -129,6 +132,7 @@ def search_over(
         block_size: how many ranks train one trial.
         folds: folds per trial.
         lockstep: whether the search must repeat, at any pace of the blocks.
+        spares: how many ranks, the last ones, wait to take over from the first if it dies.
         time_left: the time limit.
         train: trains one fold of a trial on this rank.
 
@@ -140,7 +144,7 @@ def search_over(
     """
     release = world.engage()
     try:
-        blocks = agree(world, block_size, tuner.facts)
+        blocks = agree(world, block_size, tuner.facts, spares=spares)
         _claim(tuner, world)
     except Exception as error:
         error.collective = True  # type: ignore[attr-defined]
@@ -149,17 +153,28 @@ def search_over(
     teams = cut_teams(blocks, folds)
     failure: Exception | None
     hint = f"Rerun the same command to resume from {tuner.project_dir}"
-    with connect_search(world, teams, hint=hint) as here:
-        if world.rank == 0:
+    standing_by = range(world.size - spares, world.size)
+    with connect_search(world, teams, hint=hint, spares=standing_by) as here:
+        found = here.coordinator_channel.stand_by() if world.rank in standing_by else None
+        inherited = found if isinstance(found, Inheritance) else None
+        if world.rank == 0 or inherited is not None:
+            if inherited is not None:
+                inherit(tuner, inherited)
             each = len(teams) // len(blocks)
             source = OracleTrials(tuner, folds)
             coordinator = Coordinator(
                 source, blocks=len(blocks), teams=each, folds=folds, lockstep=lockstep, time_left=time_left
             )
-            run_coordinator(coordinator, here.coordinator_channel, here.interrupts)
+            run_coordinator(
+                coordinator,
+                here.coordinator_channel,
+                here.interrupts,
+                inherited=inherited,
+                here=f"rank {world.rank} on {world.host}",
+            )
             failure, interrupted = source.failure, coordinator.interrupted
         else:
-            end = run_block(here.channel, world, train)
+            end = found if isinstance(found, End) else run_block(here.channel, world, train)
             failure, interrupted = _take_over(tuner, end), end.interrupted
     release()
     if failure is not None:
@@ -187,9 +202,17 @@ def _take_over(tuner: Any, end: End) -> Exception | None:
     oracle = tuner.oracle
     oracle.trials = {state["trial_id"]: Trial.from_state(state) for state in summary["trials"]}
     oracle.set_state(json.loads(json.dumps(summary["oracle"])))
-    if summary["failure"] is None:
-        return None
-    name, text = summary["failure"]
-    kind = getattr(keras_tuner.errors, name, RuntimeError)
-    error: Exception = kind(text)
-    return error
+    return failure_told(summary["failure"])
+
+
+def inherit(tuner: Any, inherited: Inheritance) -> None:
+    """Make this rank the owner of the directory and the oracle, with the trials of the one that died."""
+    tuner.has_directory = True
+    keep_whole(tuner.oracle)
+    if inherited.state is None:  # no trial has begun; the directory is as the search found it
+        hold(Path(tuner.project_dir), "searching")
+        tuner.reload()
+    else:
+        trials = inherited.changed.items()
+        tuner.oracle.trials = {key: Trial.from_state(state) for key, state in trials}
+    tuner.on_search_begin()

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,14 @@ from nnlo_common.plugin import (
     engine,
     warn,
 )
-from nnlo_keras.tune._compat import is_duplicate, mean_metrics, most_collisions, random_values, set_seed
+from nnlo_keras.tune._compat import (
+    is_duplicate,
+    mean_metrics,
+    most_collisions,
+    random_values,
+    refill_grid,
+    set_seed,
+)
 
 __all__ = [
     "FATAL",
@@ -45,8 +52,10 @@ __all__ = [
     "SamplerOracle",
     "averaged",
     "distribution",
+    "failure_told",
     "from_sampler",
     "to_sampler",
+    "told_failure",
 ]
 
 # -- conversion of keras-tuner's hyper-parameters to an Optuna sampler's parameters, and back ----------
@@ -149,6 +158,21 @@ NOT_AGAIN = "(keras-tuner does not try a trial again after an error like this)"
 _PATIENCE = 250
 
 
+def told_failure(failure: Exception | None) -> list[str] | None:
+    """Return an error that ends a search as plain values for other ranks."""
+    return None if failure is None else [type(failure).__name__, str(failure)]
+
+
+def failure_told(told: Sequence[str] | None) -> Exception | None:
+    """Return the error that `told_failure` was given on another rank."""
+    if told is None:
+        return None
+    name, text = told
+    kind = getattr(keras_tuner.errors, name, RuntimeError)
+    error: Exception = kind(text)
+    return error
+
+
 @dataclass(eq=False)
 class _OracleTrial:
     """A trial given to a block.
@@ -179,7 +203,8 @@ class OracleTrials(TrialSource, TrialChooser):
 
     def __init__(self, tuner: Any, folds: int = 1) -> None:
         self._tuner, self._folds, self.chooser = tuner, folds, self
-        self._numbers = itertools.count()
+        self._count = 0  # trials of this job, retries too
+        self._copied: dict[str, str] = {}  # what spares know of each trial
         self._unreported: list[_OracleTrial] = []  # trials whose result the oracle does not have
         self._withdrawn = self._idle = False
         self._idle_answers = 0.0
@@ -236,12 +261,47 @@ class OracleTrials(TrialSource, TrialChooser):
         content = {
             "oracle": oracle.get_state(),
             "trials": [trial.get_state() for trial in oracle.trials.values()],
-            "failure": None if failure is None else [type(failure).__name__, str(failure)],
+            "failure": told_failure(failure),
         }
         return (json.loads(json.dumps(content)),)  # convert as for files
 
     def warn(self, text: str) -> None:
         warn(text)
+
+    # -- copies for spares ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "oracle": self._tuner.oracle.get_state(),
+            "tuner": self._tuner.get_state(),
+            "count": self._count,
+            "unreported": [
+                [one.number, one.trial.trial_id, one.name, [*one.results.items()]] for one in self._unreported
+            ],
+            "withdrawn": self._withdrawn,
+            "stop_reason": self.stop_reason,
+            "failure": told_failure(self.failure),
+        }
+
+    def changes(self) -> tuple[dict[str, Any], list[str]]:
+        every = {key: json.dumps(trial.get_state()) for key, trial in self._tuner.oracle.trials.items()}
+        changed = {key: json.loads(text) for key, text in every.items() if self._copied.get(key) != text}
+        self._copied = every
+        return changed, []
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        oracle = self._tuner.oracle
+        oracle.set_state(state["oracle"])
+        if isinstance(oracle, keras_tuner.oracles.GridSearchOracle):
+            refill_grid(oracle)
+        self._tuner.set_state(state["tuner"])
+        self._count, self._withdrawn = state["count"], state["withdrawn"]
+        for number, trial_id, name, results in state["unreported"]:
+            self._unreported.append(_OracleTrial(number, oracle.trials[trial_id], name, dict(results)))
+        self.stop_reason, self.failure = state["stop_reason"], failure_told(state["failure"])
+
+    def trial(self, number: int) -> _OracleTrial:
+        return next(one for one in self._unreported if one.number == number)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -276,7 +336,8 @@ class OracleTrials(TrialSource, TrialChooser):
         trial = oracle.create_trial(name)
         if trial.status == "RUNNING":
             trial.metrics = type(trial.metrics)()  # of an earlier try
-            self._unreported.append(_OracleTrial(next(self._numbers), trial, name))
+            self._unreported.append(_OracleTrial(self._count, trial, name))
+            self._count += 1
             self._tuner.on_trial_begin(trial)
         return str(trial.status)
 

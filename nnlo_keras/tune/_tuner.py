@@ -41,6 +41,7 @@ from nnlo_common.plugin import (
     parsed_json,
     quoted_samplers,
     read_whole,
+    refuse_spares,
     seed_of,
     warn,
     whole_number,
@@ -233,6 +234,8 @@ class MPITuner(HookedTuner):
         shard: whether to deal out the samples given to `search`; False: the HyperModel's `fit` does it.
         lockstep: whether the search repeats with as many blocks, at any pace: results reach the oracle in the
             order in which it chose the trials. Needs a seed.
+        spares: how many ranks, the last ones, wait to take over from the first if it dies, under `mpiexec
+            --with-ft ulfm` of Open MPI 5.
         until: when the search must end: seconds from its start, a time, or "slurm" for the end of its job. No
             trial begins that would take longer, judging by the trials so far.
         world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -267,13 +270,16 @@ class MPITuner(HookedTuner):
         distribute: str | Wrap | None = None,
         shard: bool = True,
         lockstep: bool = False,
+        spares: int = 0,
         until: float | str | datetime.datetime | None = None,
         world: DivisibleWorld | None = None,
         **options: Any,
     ) -> None:
         whole_number("block_size", block_size, 1)
+        whole_number("spares", spares, 0)
         if isinstance(folds, int):
             whole_number("folds", folds, 1)
+        refuse_spares(spares, lockstep=lockstep)
         if lockstep and seed is None and not isinstance(oracle, keras_tuner.Oracle):
             raise ConfigurationError("MPITuner(lockstep=True) without seed= would not repeat; give a seed")
         if hypermodel is None and type(self).run_trial is MPITuner.run_trial:
@@ -283,6 +289,7 @@ class MPITuner(HookedTuner):
             )
         own = {name: options.pop(name) for name in _ORACLE_OPTIONS if name in options}
         oracle = _made(oracle, {"objective": objective, "max_trials": max_trials, "seed": seed, **own})
+        self._spares = spares
         self._lockstep, self._until, self._time_left = lockstep, until, TimeLeft(end_of(until, time.time()))
         self._world = world
         self.has_directory = (ranks := world or launched()) is None or ranks.rank == 0
@@ -334,6 +341,7 @@ class MPITuner(HookedTuner):
             block_size=self._block_size,
             folds=self._folds.count,
             lockstep=self._lockstep,
+            spares=self._spares,
             time_left=self._time_left,
             train=lambda run: self._train(run, args, options),
         )
@@ -362,6 +370,7 @@ class MPITuner(HookedTuner):
             "project_name": self.project_name,
             "executions_per_trial": self.executions_per_trial,
             "lockstep": self._lockstep,
+            "spares": self._spares,
             "until": str(self._until),
         }
 

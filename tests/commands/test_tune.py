@@ -418,12 +418,27 @@ def test_groups_in_trials_fit_the_block_or_are_refused_before_the_search(size, r
             r"--search-ranks 2 with 'qmc', .*leave --search-ranks out$",
         ),
         ({"elastic": True, "lockstep": True}, r"^--lockstep with --elastic: .*leave one of them out$"),
+        (
+            {"elastic": True, "spares": 1},
+            r"^--elastic with --spares 1 is not possible: .*leave one of them out$",
+        ),
         ({"hyper_opt": "grid", "lockstep": True}, r'--lockstep with --hyper-opt "grid": .*--lockstep out$'),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_flags(asked, said):
     with pytest.raises(ConfigurationError, match=said):
         SearchSettings(**asked)
+
+
+def test_spares_are_the_last_ranks_and_take_no_gpu():
+    layout = BlockLayout.of(ranks(8), None, 1, 1, spares=2)
+    assert [list(block) for block in layout.blocks] == [[2, 3, 4, 5]]
+    assert layout.summary(RankOptions(), 1).startswith("1 coordinator, 1 choosing, 2 spare, 1 block of")
+    with pytest.raises(ConfigurationError, match=r"8 - 1 coordinator - 2 spares = 5 ranks"):
+        BlockLayout.of(ranks(8), 3, 1, spares=2)
+    env = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    share_host(ranks(5, gpus=2), 4, None, env, search_turns(0, 1))
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_search_ranks_are_in_no_block_and_take_no_gpu():

@@ -141,6 +141,31 @@ class DyingMail:
             raise InjectedFault(f"rank {self.world.rank} dies")
 
 
+class MortalMail:
+    """A letter box whose rank dies with its letter of that number, before it is sent or after."""
+
+    def __init__(self, world, left, *, after=False):
+        self.mail, self.world, self.left, self.after = type(world).mail(world), world, left, after
+        self.close = self.mail.close
+
+    def send(self, peer, text):
+        self.left -= 1
+        if self.left == 0 and self.after:
+            self.mail.send(peer, text)
+        self.die_if_due()
+        self.mail.send(peer, text)
+
+    def receive(self, timeout_s=None):
+        letter = self.mail.receive(timeout_s)
+        self.left -= letter is not None
+        self.die_if_due()
+        return letter
+
+    def die_if_due(self):
+        if self.left <= 0:
+            raise InjectedFault(f"rank {self.world.rank} dies")
+
+
 class HeldMail:
     """A letter box that holds back the second letter of a kind until another rank has died.
 

@@ -67,6 +67,17 @@ def test_searches_that_overwrite_each_other_all_end(ranks, times, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
+def test_a_spare_takes_over_from_a_first_rank_that_is_killed():
+    program = PROGRAM.with_name("tune_keras_takeover.py")
+    done = mpiexec(4, program, timeout_s=180, options=["--with-ft", "ulfm"], env=KERAS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("which coordinated the search, has died; rank 3 on") == 1
+    assert done.stdout.count("6 completed, owner 3\n") == 1
+    assert done.stdout.count("6 completed, owner None\n") == 2
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies")
 def test_a_search_outlives_a_rank_that_is_killed():
     program = PROGRAM.with_name("tune_keras_deaths.py")
     done = mpiexec(5, program, timeout_s=180, options=["--with-ft", "ulfm"], env=KERAS)

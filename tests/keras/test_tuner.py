@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.threads import DyingMail, HeldMail, no_new_threads, ranks
+from tests.helpers.threads import DyingMail, HeldMail, MortalMail, no_new_threads, ranks
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 import keras
@@ -351,6 +351,49 @@ def struck(size, folder, victim, kind, oracle=STOCK["random"], *, left=3, held=N
 
     with ranks(size) as cluster:
         return cluster.run(program, timeout_s=60)
+
+
+@pytest.mark.parametrize("left", [1, 2, 5, 12, 21, 34])
+@pytest.mark.parametrize(("kind", "folds"), [("random", 1), ("random", 2), ("grid", 1), ("hyperband", 1)])
+def test_a_spare_takes_over_from_a_dead_first_rank(tmp_path, kind, folds, left):
+    begun = []
+
+    def value(hp):
+        begun.append(1)
+        return hp.get("x") ** 2
+
+    def program(world):
+        if world.rank == 0:
+            world.mail = lambda: MortalMail(world, left, after=left % 2 == 0)
+        tuner = Formula(
+            STOCK[kind](),
+            directory=tmp_path,
+            project_name="p",
+            world=world,
+            folds=folds,
+            value=value,
+            spares=1,
+        )
+        tuner.search(verbose=0)
+        return tuner
+
+    told = pytest.warns(RuntimeWarning, match="rank 0 on memory, which coordinated the search, has died")
+    with told, ranks(4) as cluster:
+        dead, *tuners = cluster.run(program, timeout_s=60)
+    assert isinstance(dead, InjectedFault)
+    for tuner in tuners:
+        assert {status for status, _, _ in found(tuner).values()} == {"COMPLETED"}
+        assert found(tuner) == found(tuners[0])
+        assert len(tuner.oracle.end_order) == len(set(tuner.oracle.end_order)) == len(tuner.oracle.trials)
+    assert len(begun) == len(tuners[0].oracle.trials) * folds
+    assert tuners[-1].has_directory
+    again = Formula(STOCK[kind](), directory=tmp_path, project_name="p", world=None, value=value)
+    assert found(again) == found(tuners[0])
+
+
+def test_lockstep_with_spares_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="lockstep=True with spares=1 is not possible"):
+        Formula(STOCK["random"](), directory=tmp_path, lockstep=True, spares=1)
 
 
 @pytest.mark.parametrize("victim", [1, 2])

@@ -120,6 +120,23 @@ def test_a_search_outlives_a_rank_that_is_killed(tmp_path):
     assert done.stdout.splitlines() == ["4 complete, 1 died"] * 4
 
 
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(1.0, marks=pytest.mark.extended)])
+def test_a_spare_takes_over_from_a_coordinator_that_is_killed(after_s, tmp_path):
+    if running_mpi() == "MPICH":
+        pytest.skip("MPICH's mpiexec ends the job when a rank dies")
+    program = PROGRAM.with_name("tune_takeover.py")
+    options = ["--with-ft", "ulfm"]
+    done = mpiexec(6, program, str(tmp_path), str(after_s), timeout_s=120, options=options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("which coordinated the search, has died; rank 5 on") == 1
+    assert done.stdout.splitlines() == ["60 ['COMPLETE']"] * 5
+    assert sorted((tmp_path / "begun").read_text().split(), key=int) == [*map(str, range(60))]
+    assert (tmp_path / "search.jsonl").read_text().count('"state": "COMPLETE"') == 60
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.mpi

@@ -31,6 +31,7 @@ FIELDS = {
     "bool": st.booleans(),
     "Any": NUMBERS | st.none() | st.lists(NUMBERS, max_size=3) | DETAILS,
     "float | bool": NUMBERS | st.booleans(),
+    "tuple[str, ...]": st.lists(st.text(max_size=5), max_size=3).map(tuple),
     "tuple[int, ...]": st.lists(st.integers(0, 99), max_size=3).map(tuple),
     "tuple[float, ...]": st.lists(NUMBERS, max_size=3).map(tuple),
     "tuple[tuple[int, ...], ...]": st.lists(st.tuples(st.integers(0, 99)), max_size=3).map(tuple),

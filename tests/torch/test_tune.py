@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nnlo_common.commands._cli import main
-from tests.helpers.jobs import mpiexec
+from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.pages import code
 from tests.helpers.train_command import ADAM, told, write_files
 
@@ -225,3 +225,35 @@ def test_idle_blocks_go_on_with_the_last_trial(size, folds):
     assert [len(told(home)["center"]["loss"]) for home in homes] == [5] * folds
     if folds == 1:
         assert len(json.loads((homes[0] / "run.json").read_text())["ranks"]) == 4
+
+
+DYING = """
+import os, pathlib, signal, threading, time
+
+def kill():
+    while not pathlib.Path("s/trials/0003.json").exists():
+        time.sleep(1e-3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    threading.Thread(target=kill, daemon=True).start()
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.timeout(200)
+def test_a_spare_writes_the_result_when_the_first_rank_is_killed():
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH's mpiexec ends the job when a rank dies")
+    Path("net.py").write_text(NET + DYING)
+    words = [*WORDS, "--objective", "loss", "--num-iterations", "8", "--block-size", "1", "--spares", "1"]
+    command = ["-m", "nnlo_common", "tune", *words, "--run", "s"]
+    done = mpiexec(4, *command, timeout_s=180, options=["--with-ft", "ulfm"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nnlo tune: the first rank has died; rank 3 takes over") == 1
+    assert done.stdout.count("nnlo tune: best of 8 trials is") == 1
+    assert [trial["state"] for trial in searched("s")["trials"]] == ["complete"] * 8
+    assert Path("s/report.html").exists()
+    assert len([*Path("s/trials").glob("*.json")]) == 8

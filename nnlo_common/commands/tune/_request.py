@@ -43,6 +43,8 @@ _LACKING = {
 }
 #: Options that need folds; a search has its own.
 _FOLDING = ("fold_labels", "fold_groups")
+#: Options of `nnlo train` that mean something else for a search.
+_OWN = ("spares",)
 #: Options that name the model and the samples: enough to check both.
 _EARLY = (
     *("model", "model_params", "from", "allow_pickle", "train", "val", "features_name", "labels_name"),
@@ -51,7 +53,9 @@ _EARLY = (
 
 
 # Arguments in the messages of `optimize`, and the flags whose names differ.
-_ARGUMENT = re.compile(r"\b(block_size|elastic|export|lockstep|sampler|search_ranks)(?:=True|(=)|(?= out\b))")
+_ARGUMENT = re.compile(
+    r"\b(block_size|elastic|export|lockstep|sampler|search_ranks|spares)(?:=True|(=)|(?= out\b))"
+)
 _NAMES = {"block_size": "block-size", "sampler": "hyper-opt", "search_ranks": "search-ranks"}
 
 
@@ -83,6 +87,11 @@ class SearchSettings:
     block_size: int | None = _option("number of ranks that train one trial; else all but the first", least=1)
     search_ranks: int = _option(
         "number of ranks that only choose parameters, for a slow --hyper-opt", default=0, least=0
+    )
+    spares: int = _option(
+        "number of ranks, the last ones, that take over from the first if it dies; mpiexec --with-ft ulfm",
+        default=0,
+        least=0,
     )
     n_fold: int = _option(
         "train each trial N times, validating with another part of the samples each time", default=1, least=1
@@ -131,6 +140,7 @@ class SearchSettings:
                 lockstep=self.lockstep,
                 elastic=self.elastic,
                 search_ranks=self.search_ranks,
+                spares=self.spares,
                 in_sequence=self.hyper_opt in IN_SEQUENCE,
             )
 
@@ -160,7 +170,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchSettings)
 #: The same, and the options of trainings.
 ALL_OPTIONS: Mapping[str, Option] = {
     **SEARCH_OPTIONS,
-    **{name: one for name, one in OPTIONS.items() if name not in (*_LACKING, *_FOLDING)},
+    **{name: one for name, one in OPTIONS.items() if name not in (*_LACKING, *_FOLDING, *_OWN)},
 }
 
 
@@ -270,27 +280,36 @@ class BlockLayout:
         blocks: the ranks of each; empty for a single process.
         parallel: how many folds of a trial are trained side by side.
         search_ranks: how many ranks, after the first, only choose parameters.
+        spares: how many ranks, the last ones, wait to take over from the first.
     """
 
     blocks: Sequence[Sequence[int]] = ()
     parallel: int = 1
     search_ranks: int = 0
+    spares: int = 0
 
     @classmethod
     def of(
-        cls, places: Sequence[Place], block_size: int | None, folds: int, search_ranks: int = 0
+        cls,
+        places: Sequence[Place],
+        block_size: int | None,
+        folds: int,
+        search_ranks: int = 0,
+        *,
+        spares: int = 0,
     ) -> BlockLayout:
-        """Cut the ranks into blocks, except the coordinator and the search ranks.
+        """Cut the ranks into blocks, except the coordinator, the search ranks and the spares.
 
         Raises:
             ConfigurationError: ranks would be left over or missing.
         """
         if len(places) == 1:
             return cls()
-        size = max(1, len(places) - 1 - search_ranks) if block_size is None else block_size
+        size = max(1, len(places) - 1 - search_ranks - spares) if block_size is None else block_size
         with in_flags():
-            blocks = cut_blocks([place.host for place in places], size, search_ranks)
-        return cls(blocks=blocks, parallel=folds if size % folds == 0 else 1, search_ranks=search_ranks)
+            blocks = cut_blocks([place.host for place in places], size, search_ranks, spares)
+        parallel = folds if size % folds == 0 else 1
+        return cls(blocks=blocks, parallel=parallel, search_ranks=search_ranks, spares=spares)
 
     @property
     def cell_size(self) -> int:
@@ -344,4 +363,5 @@ class BlockLayout:
         count = len(self.blocks)
         blocks = "1 block" if count == 1 else f"{count} blocks"
         searching = "" if not self.search_ranks else f"{self.search_ranks} choosing, "
+        searching += "" if not self.spares else f"{self.spares} spare, "
         return f"1 coordinator, {searching}{blocks} of{several} {cell}{serial}"

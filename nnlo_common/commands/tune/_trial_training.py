@@ -40,6 +40,7 @@ from nnlo_common.commands.tune._search_folder import (
 )
 from nnlo_common.commands.tune._search_result import conclude
 from nnlo_common.search import optimize
+from nnlo_common.search.coordinator._trial_results import COORDINATOR
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched
 from nnlo_common.training.report._live_table import is_live
@@ -49,21 +50,25 @@ __all__ = ["TrialTraining", "search", "watching"]
 # -- watch over the trials of a running search: report each, and remove the models of worse ones -------
 
 _EVERY_S = 0.5
+# A spare repeats the lines of trials that ended so long before it watches: the dead rank may have owed them.
+_LATE_S = 10.0
 
 
 @contextmanager
-def watching(study: Any, facts: SearchFacts) -> Iterator[None]:
-    """Watch the search of the body in a thread, on the rank with the study.
+def watching(study: Any, facts: SearchFacts, *, first: bool = True) -> Iterator[None]:
+    """Watch the search of the body in a thread, on the rank that coordinates it.
 
     Args:
         study: of the search.
         facts: of the search.
+        first: whether this is the first rank; a spare watches once it has taken over.
     """
     watch, over = _TrialWatch(study, facts), threading.Event()
 
     def look() -> None:
         while not over.wait(_EVERY_S):
-            watch.look()
+            if first or COORDINATOR in study.user_attrs:
+                watch.look()
 
     thread = threading.Thread(target=look, name="nnlo tune", daemon=True)
     thread.start()
@@ -72,7 +77,8 @@ def watching(study: Any, facts: SearchFacts) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        watch.look(over=True)
+        if first or COORDINATOR in study.user_attrs:
+            watch.look(over=True)
 
 
 class _TrialWatch:
@@ -80,6 +86,7 @@ class _TrialWatch:
 
     def __init__(self, study: Any, facts: SearchFacts) -> None:
         self._study, self._facts = study, facts
+        self._looked = False
         asked = facts.request.search.table
         self._live = is_live() if asked is None else asked
         self._reported: set[int] = set()
@@ -91,11 +98,17 @@ class _TrialWatch:
         trials = finished(self._study)
         board = Board(self._facts, trials, time.time())
         lines, rows = [], []
+        told_before_s = 0.0
+        if not self._looked and COORDINATOR in self._study.user_attrs:
+            self._looked, here = True, self._study.user_attrs[COORDINATOR]
+            lines.append(f"nnlo tune: the first rank has died; rank {here} takes over")
+            # That rank has told of the trials that ended before, but perhaps not of the last ones.
+            told_before_s = time.time() - _LATE_S
         for one in trials:
             if one.number not in self._reported:
                 self._reported.add(one.number)
                 self._clear(one)
-                lines.append(board.line(one, self._best))
+                lines += [board.line(one, self._best)] if one.ended_s >= told_before_s else []
         if self._live and not over:
             known = self._study.get_trials(deepcopy=False)
             rows = board.rows([TrialRow.of(trial) for trial in known if trial.state.name == "RUNNING"])
@@ -218,7 +231,9 @@ def _advised() -> Iterator[None]:
     try:
         yield
     except PeerLostError as lost:
-        lost.problem = lost.problem.partition(". Rerun the same command")[0]
+        problem, _, advice = lost.problem.partition(". Rerun the same command")
+        _, _, spares = advice.partition("; with spares=")
+        lost.problem = f"{problem}. With --spares {spares}" if spares else problem
         raise
 
 
@@ -247,18 +262,20 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
         pruner=_PRUNERS[asked.prune](),
         study_name="nnlo tune",
     )
-    if job.speaks and facts.default:
+    may_speak = job.speaks or job.rank >= job.size - facts.layout.spares
+    if may_speak and facts.default:
         study.enqueue_trial(dict(facts.default))  # after a resume the journal skips it
     train = TrialTraining(
         facts=facts, path=path, framework=framework, found=found, block=facts.layout.block_of(job.rank)
     )
-    with watching(study, facts) if job.speaks else nullcontext(), _advised():
+    with watching(study, facts, first=job.speaks) if may_speak else nullcontext(), _advised():
         optimize(
             study,
             train,
             n_trials=asked.num_iterations,
             block_size=len(facts.layout.blocks[0]) if facts.layout.blocks else 1,
             search_ranks=facts.layout.search_ranks,
+            spares=facts.layout.spares,
             folds=asked.n_fold,
             lockstep=asked.lockstep,
             elastic=asked.elastic,
@@ -271,11 +288,11 @@ def search(job: Job, facts: SearchFacts, path: Path, framework: str, found: Foun
             journal=facts.folder / JOURNAL,
             export=asked.export,
         )
-    problem = ""
-    with job.together(patient=True):
-        if job.speaks:
+    problem, speaks = "", job.speaks or COORDINATOR in study.user_attrs
+    with job.together(late=True):
+        if speaks:
             problem = conclude(study, facts)
-    problem = job.share(problem)[0]
-    if problem and job.speaks:
+    problem = next((text for text in job.share_with_living(problem) if text), "")
+    if problem and speaks:
         tell(problem, "tune")
     return 1 if problem else 0

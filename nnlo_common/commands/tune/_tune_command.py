@@ -116,12 +116,17 @@ class SearchRun(RankCommand):
         places = job.places()
         with job.together():
             self.layout = BlockLayout.of(
-                places, request.search.block_size, request.search.n_fold, request.search.search_ranks
+                places,
+                request.search.block_size,
+                request.search.n_fold,
+                request.search.search_ranks,
+                spares=request.search.spares,
             )
             self._path = check_model(draft)
             check_files(draft)
             check_weights_file(draft)
-        share_host(places, job.rank, draft.max_gpus, os.environ, search_turns(request.search.search_ranks))
+        turns = search_turns(request.search.search_ranks, request.search.spares)
+        share_host(places, job.rank, draft.max_gpus, os.environ, turns)
         with job.together():
             self.space = self._read_space()
             for probe in self.space.probes():

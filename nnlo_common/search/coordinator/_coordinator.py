@@ -7,6 +7,7 @@
     team t is idle ─► Recall to the leader of t' nothing is left to begin, in an elastic search
     team t': Done ("recalled") ─► Start to t' and t, one team from now on
     any other message                            answered by the source of the trials
+    before each reply: CoordinatorCopy to the spares, one of which goes on from it if this rank dies
 
 The coordinator decides when a trial begins and ends. The source (an Optuna study, or an oracle of
 keras-tuner) chooses parameters, handles reports and records results.
@@ -14,7 +15,6 @@ keras-tuner) chooses parameters, handles reports and records results.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from typing import Any
 
 from nnlo_common.base._errors import PeerLostError, ProtocolError
 from nnlo_common.base._signals import Interrupts
-from nnlo_common.search._channels import CoordinatorChannel, Death, TeamMessage
+from nnlo_common.search._channels import CoordinatorChannel, Death, Inheritance, TeamMessage
 from nnlo_common.search._search_messages import Chosen, Done, End, Halt, Recall, SearchMessage
 from nnlo_common.search.coordinator._parameter_choice import RunningTrial, TrialSource
 from nnlo_common.search.coordinator._time_left import TimeLeft
@@ -62,6 +62,15 @@ class Roster:
         self._teams = {block: [block * teams + index for index in range(teams)] for block in range(blocks)}
         self._incomplete: set[int] = set()
         self._changed: set[int] = set()
+
+    @property
+    def incomplete(self) -> list[int]:
+        """The original teams that lost a rank."""
+        return sorted(self._incomplete)
+
+    @incomplete.setter
+    def incomplete(self, teams: Iterable[int]) -> None:
+        self._incomplete = set(teams)
 
     @property
     def living(self) -> list[int]:
@@ -243,10 +252,12 @@ class Coordinator:
         elastic: bool = False,
     ) -> None:
         self._source, self._folds, self._lockstep = source, folds, lockstep
+        self._teams = teams
         self._time, self._clock = time_left or TimeLeft(), clock
-        self._roster, self._runs = Roster(blocks, teams), itertools.count()
+        self._roster, self._run_count = Roster(blocks, teams), 0
         self._elastic = ElasticPolicy(self._roster, self._time) if elastic else None
         self._searchers = searchers
+        self._runs_before = 0  # how many runs began before this rank took over
         self._unreported: list[RunningTrial] = []  # trials whose end the source does not know, in order
         self._lost: list[Death] = []
         self._broken: set[int] = set()  # runs that lost a rank
@@ -284,6 +295,9 @@ class Coordinator:
             PeerLostError: the last block died, and trials are left.
         """
         self._lost.append(death)
+        if death.team < 0:
+            self._source.warn(f"spare {death} has died, so it cannot take over from this rank")
+            return []
         if death.team in self._searchers:
             left = self._source.chooser.lose_search_rank(death.team)
             self._source.warn(f"search {death} has died. Search ranks left: {left}")
@@ -316,10 +330,83 @@ class Coordinator:
             return []
         running = self._roster.training.get(team)
         if running is None or running.runs[team] != message.run:
+            if message.run < self._runs_before:  # the coordinator that has died has handled it
+                return []
             raise ProtocolError(f"team {team} sent a message about run {message.run}, not its own")
         if isinstance(message, Done):
             return self._done(team, running, message)
         return self._source.handle(team, running, message)
+
+    # -- copies for spares ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what another rank needs to go on from here, besides what `TrialSource.changes` gives."""
+        return {
+            "runs": self._run_count,
+            "running": [running.state() for running in self._unreported],
+            "incomplete": self._roster.incomplete,
+            "lost": [(death.team, death.rank, death.host) for death in self._lost],
+            "broken": sorted(self._broken),
+            "stopped": self._stopped,
+            "cut": self._cut,
+            "over": self.over,
+            "interrupted": self.interrupted,
+            "longest_s": self._time.longest_s,
+            "source": self._source.state(),
+        }
+
+    def changes(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the trials that have changed since the last call, by name, and new lines of the journal."""
+        return self._source.changes()
+
+    def take_over(self, inherited: Inheritance, here: str) -> list[TeamMessage]:
+        """Go on as the coordinator that has died; return what the teams may not have been told.
+
+        Args:
+            inherited: what this rank has from it; the source has its trials already.
+            here: this rank, for the user.
+        """
+        state = inherited.state
+        self._source.warn(f"{inherited.dead}, which coordinated the search, has died; {here} takes over")
+        if state is None:
+            self._lost.append(inherited.dead)
+            messages = [message for death in inherited.deaths for message in self.lost(death)]
+            return [*messages, *self.begin()]
+        self._run_count = self._runs_before = state["runs"]
+        self._roster.incomplete = state["incomplete"]
+        self._source.restore(state["source"])
+        for one in state["running"]:
+            running = RunningTrial.again(
+                self._source.trial(one["trial"]), one, folds=self._folds, teams=self._teams
+            )
+            self._unreported.append(running)
+            self._roster.training |= dict.fromkeys(running.runs, running)
+        self._lost += [Death(*one) for one in state["lost"]]
+        self._broken = set(state["broken"])
+        self._stopped, self._cut, self.interrupted = state["stopped"], state["cut"], state["interrupted"]
+        self._time.took(state["longest_s"])
+        known = {death.rank for death in self._lost}
+        self._lost.append(inherited.dead)
+        if state["over"]:
+            return self._end()
+        messages = [
+            TeamMessage(team, self._source.start(running, run, running.running[team]))
+            for running in self._training
+            for team, run in running.runs.items()
+        ]
+        messages += [
+            TeamMessage(team, Halt(run, running.halted))
+            for running in self._training
+            if running.halted
+            for team, run in running.runs.items()
+        ]
+        for team in self._searchers:
+            if any(death.team == team for death in self._lost):
+                self._source.chooser.lose_search_rank(team)
+        for death in inherited.deaths:
+            if death.rank not in known:
+                messages += self.lost(death)
+        return [*messages, *([] if self.over else self._fill_blocks())]
 
     # -- beginning ------------------------------------------------------------------------------------
 
@@ -351,10 +438,14 @@ class Coordinator:
         if not living and (left := chooser.left()):
             count = f"; trials left: {left}" if left < math.inf else ""
             raise PeerLostError(self._lost[-1].rank, f"has died, and with it the last block{count}")
+        return [*messages, *self._end()]
+
+    def _end(self) -> list[TeamMessage]:
+        """End the search."""
         self.over = True
-        end = End(-1, source.finish(self._lost), self.interrupted)
+        end = End(-1, self._source.finish(self._lost), self.interrupted)
         everyone = range(self._roster.count + len(self._searchers))
-        return [*messages, *(TeamMessage(team, end) for team in everyone)]
+        return [TeamMessage(team, end) for team in everyone]
 
     def _begun(self, block: int, trial: Any, now_s: float) -> list[TeamMessage]:
         teams = self._roster.teams(block)
@@ -364,7 +455,8 @@ class Coordinator:
 
     def _start(self, team: int, running: RunningTrial) -> TeamMessage:
         """Start the next fold."""
-        fold, run = running.waiting.popleft(), next(self._runs)
+        fold, run = running.waiting.popleft(), self._run_count
+        self._run_count += 1
         running.running[team], running.runs[team] = fold, run
         self._roster.training[team] = running
         start = self._source.start(running, run, fold)
@@ -503,16 +595,38 @@ def check_interrupts(coordinator: Coordinator, interrupts: Interrupts) -> list[T
     return coordinator.interrupt(SIGNAL) if interrupts.came else coordinator.look()
 
 
-def run_coordinator(coordinator: Coordinator, channel: CoordinatorChannel, interrupts: Interrupts) -> None:
-    """Run the coordinator until the search is over."""
-    channel.deliver(coordinator.begin())
+def run_coordinator(
+    coordinator: Coordinator,
+    channel: CoordinatorChannel,
+    interrupts: Interrupts,
+    *,
+    inherited: Inheritance | None = None,
+    here: str = "",
+) -> None:
+    """Run the coordinator until the search is over.
+
+    Args:
+        coordinator: the coordinator.
+        channel: its channel.
+        interrupts: the signals that this process received.
+        inherited: what this rank has from the coordinator that has died; None: none has.
+        here: names this rank, if it takes over.
+    """
+
+    def deliver(messages: list[TeamMessage]) -> None:
+        # Spares first: what any rank has been told, the next coordinator must know.
+        if messages and channel.spares:
+            channel.copy(coordinator.state(), *coordinator.changes())
+        channel.deliver(messages)
+
+    deliver(coordinator.begin() if inherited is None else coordinator.take_over(inherited, here))
     while not coordinator.over:
         event = channel.receive(_QUIET_S)
         if event is None and coordinator.think():
             continue
         event = event or channel.receive(_LOOK_EVERY_S)
         if isinstance(event, Death):
-            channel.deliver(coordinator.lost(event))
+            deliver(coordinator.lost(event))
         elif event is not None:
-            channel.deliver(coordinator.handle(*event))
-        channel.deliver(check_interrupts(coordinator, interrupts))
+            deliver(coordinator.handle(*event))
+        deliver(check_interrupts(coordinator, interrupts))

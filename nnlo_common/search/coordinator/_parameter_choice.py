@@ -23,6 +23,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from nnlo_common.base._errors import NNLOError, ProtocolError
+from nnlo_common.base._limited_formats import content_of, message_of
 from nnlo_common.search._channels import Death, TeamMessage
 from nnlo_common.search._compat import (
     chosen_together,
@@ -208,6 +209,40 @@ class RunningTrial:
         self._reports: dict[int, dict[int, float]] = {fold: {} for fold in self._reporting}
         self._reported_steps: set[int] = set()
 
+    def state(self) -> dict[str, Any]:
+        """Return it as plain values, without what the teams tell again: reports, requests."""
+        told = ((fold, reports) for fold, reports in self._reports.items() if fold in self.values)
+        return {
+            "trial": self.trial.number,
+            "began_s": self.began_s,
+            "block": self.block,
+            "waiting": [*self.waiting],
+            "running": [[team, fold, self.runs[team]] for team, fold in self.running.items()],
+            "values": [[fold, [*values]] for fold, values in self.values.items()],
+            "ending": None if self.ending is None else content_of(self.ending),
+            "halted": self.halted,
+            "reports": [[fold, [*reports.items()]] for fold, reports in told]
+            if len(self._reports) > 1
+            else [],
+            "reported": sorted(self._reported_steps),
+        }
+
+    @classmethod
+    def again(cls, trial: Any, state: Mapping[str, Any], *, folds: int, teams: int) -> RunningTrial:
+        """Return the running trial that has this state."""
+        one = cls(trial, folds=folds, teams=teams, began_s=state["began_s"], block=state["block"])
+        one.waiting = deque(state["waiting"])
+        for team, fold, run in state["running"]:
+            one.running[team], one.runs[team] = fold, run
+        one.values = {fold: tuple(values) for fold, values in state["values"]}
+        if state["ending"] is not None:
+            one.ending = message_of([Done], state["ending"], "a copy of a trial")
+        one.halted = state["halted"]
+        for fold, reports in state["reports"]:
+            one._reports[fold] = dict(reports)
+        one._reported_steps = set(state["reported"])
+        return one
+
     @property
     def over(self) -> bool:
         """Whether no fold trains or waits."""
@@ -350,6 +385,22 @@ class TrialSource(ABC):
         """Begin no more trials."""
 
     @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what another rank needs to go on with these trials, besides the trials themselves."""
+
+    @abstractmethod
+    def changes(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the trials that have changed since the last call, by name, and new lines of the journal."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a state; this rank has the trials already."""
+
+    @abstractmethod
+    def trial(self, number: int) -> Any:
+        """Return a trial that runs, as `take` has returned it on a rank that has died."""
+
+    @abstractmethod
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:
         """End the search, without the ranks that died; return the results for all ranks."""
 
@@ -414,6 +465,21 @@ class LocalChooser(TrialChooser):
 
     def told(self, number: int) -> None:
         """Note that the study knows a trial's result."""
+
+    @property
+    def ahead(self) -> list[Trial]:
+        """The trials begun in the study that no block has."""
+        return [*self._ready]
+
+    def restore(self, to_begin: int, ahead: Sequence[Trial]) -> None:
+        """Go on from another rank's choices.
+
+        Args:
+            to_begin: trials still to begin in the study.
+            ahead: trials begun in the study that no block has; their parameters are chosen anew.
+        """
+        self.to_begin = to_begin
+        self._ready = deque(ahead)
 
     def withdraw(self) -> list[Trial]:
         """Begin no more trials; return those begun in the study that no block has."""
@@ -513,6 +579,14 @@ class RemoteChooser(LocalChooser):
 
     def left(self) -> int:
         return super().left() + len(self._busy) + len(self._orphaned)
+
+    @property
+    def ahead(self) -> list[Trial]:
+        return [*super().ahead, *self._busy.values(), *self._orphaned]
+
+    def restore(self, to_begin: int, ahead: Sequence[Trial]) -> None:
+        super().restore(to_begin, [])
+        self._orphaned.extend(ahead)
 
     def take(self, block: int, *, first: bool) -> Trial | None:
         """Return the next trial; None while it is being chosen."""

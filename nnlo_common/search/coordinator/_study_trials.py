@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import optuna
@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from nnlo_common.base._errors import ProtocolError
 from nnlo_common.search._channels import Death, TeamMessage
 from nnlo_common.search._compat import (
+    has_no_name,
     loop_begins,
     loop_ends,
     number_in,
@@ -43,6 +44,7 @@ from nnlo_common.search.coordinator._parameter_choice import (
     TrialSource,
 )
 from nnlo_common.search.coordinator._trial_results import (
+    COORDINATOR,
     ERROR,
     FAILURE,
     HELPERS,
@@ -115,6 +117,9 @@ class StudyTrials(TrialSource):
         self._failures, self._record = failures or FailurePolicy(study), record or SearchRecord()
         self._by_fold = folds > 1 and isinstance(study.pruner, WilcoxonPruner)
         self._known = known_to_all(study) if known is None else known
+        # For copies: the trials that have changed since the last, and the states of unfinished ones then.
+        self._touched: set[int] = set()
+        self._copied, self._states = 0, dict[int, TrialState]()
         self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
         loop_begins(study)
         self.chooser: LocalChooser
@@ -136,6 +141,7 @@ class StudyTrials(TrialSource):
             names = (f"{trial.number:04}" + (f"-{turn}" if turn > 1 else "") for turn in itertools.count(1))
             trial.set_user_attr(NAME, next(name for name in names if name not in self._names))
         self._names.add(trial.user_attrs[NAME])
+        self._touched.add(trial.number)
         self._record.begun(self._study.get_trials(deepcopy=False)[trial.number])
         return trial
 
@@ -160,6 +166,7 @@ class StudyTrials(TrialSource):
         Raises:
             ProtocolError: the message is not about a trial.
         """
+        self._touched.add(running.trial.number)
         if isinstance(message, ParameterRequest):
             return [TeamMessage(team, self._suggest(running.trial, message), leader_only=True)]
         if isinstance(message, PruneRequest):
@@ -187,6 +194,7 @@ class StudyTrials(TrialSource):
 
     def fold_done(self, running: RunningTrial, fold: int, message: Done) -> None:
         """Report the end of a fold to the pruner."""
+        self._touched.add(running.trial.number)
         if self._folds == 1 or running.ending is not None:
             return
         if not self._by_fold:
@@ -197,6 +205,7 @@ class StudyTrials(TrialSource):
                 running.ending = Done(message.run, "pruned")
 
     def add_helpers(self, running: RunningTrial, blocks: Iterable[int], now_s: float) -> None:
+        self._touched.add(running.trial.number)
         helpers = running.trial.user_attrs.get(HELPERS, [])
         fresh = sorted({*blocks} - {running.block, *(block for block, _ in helpers)})
         if fresh:
@@ -225,6 +234,7 @@ class StudyTrials(TrialSource):
     def tell(self, running: RunningTrial, *, interrupted: bool, stopped: bool) -> None:
         """Report a trial's result to the study; queue it again for a retry."""
         trial, ending = running.trial, running.result
+        self._touched.add(trial.number)
         if self._folds > 1:
             keep_folds(trial, running.outcomes)
         trial.set_user_attr(SECONDS, round(running.seconds, 3))
@@ -285,6 +295,47 @@ class StudyTrials(TrialSource):
         for number in [*(number_in(trial) for trial in self.chooser.withdraw()), *again]:
             storage.set_trial_user_attr(number, ERROR, f"not begun: {reason}")
             storage.set_trial_state_values(number, TrialState.FAIL)
+
+    # -- copies for spares ----------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "to_begin": self.chooser.to_begin,
+            "ahead": [trial.number for trial in self.chooser.ahead],
+            "stop_reason": self.stop_reason,
+            "called_off": self._called_off,
+            "stopped": was_stopped(self._study),
+            "name": self._study.study_name,
+            "user": self._study.user_attrs,
+        }
+
+    def changes(self) -> tuple[dict[str, Any], list[str]]:
+        trials = self._study.get_trials(deepcopy=False)
+        changed = {number for number, state in self._states.items() if trials[number].state is not state}
+        changed |= self._touched | set(range(self._copied, len(trials)))
+        changed |= {trial.number for trial in self.chooser.ahead}
+        self._states = {
+            number: trials[number].state
+            for number in self._states.keys() | changed
+            if not trials[number].state.is_finished()
+        }
+        self._touched.clear()
+        self._copied = len(trials)
+        return {str(number): packed(trials[number]) for number in sorted(changed)}, self._record.fresh_lines()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.chooser.restore(state["to_begin"], [self.trial(number) for number in state["ahead"]])
+        self.stop_reason, self._called_off = state["stop_reason"], state["called_off"]
+        if has_no_name(self._study):  # pruners draw from it
+            self._study.study_name = state["name"]
+        for key, value in state["user"].items():
+            if key != COORDINATOR:  # one before this rank
+                self._study.set_user_attr(key, value)
+        if state["stopped"]:
+            self._study.stop()
+
+    def trial(self, number: int) -> Trial:
+        return Trial(self._study, number_in(self._study.get_trials(deepcopy=False)[number]))
 
     def finish(self, lost: Sequence[Death]) -> tuple[dict[str, Any], ...]:
         """End the search; return the finished trials that other ranks lack."""

@@ -5,6 +5,7 @@ ERROR, FAILURE    the error, and its kind
 SECONDS           how long the trial trained
 NAME              of the trial's files; kept when the trial resumes under another number
 HELPERS           blocks that helped to train it at the end of an elastic search
+COORDINATOR       of the study: the rank that has taken over from the first
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from optuna.trial import Trial, TrialState
 from nnlo_common.base._errors import ConfigurationError, DivergedError, is_out_of_memory
 
 __all__ = [
+    "COORDINATOR",
     "ERROR",
     "FAILURE",
     "FOLDS",
@@ -65,6 +67,8 @@ SECONDS = "nnlo:seconds"
 NAME = "nnlo:name"
 #: User attribute: the blocks that helped the trial's own, each with the time when it began to help.
 HELPERS = "nnlo:helpers"
+#: User attribute of the study on a rank that has taken over from a dead coordinator: its number.
+COORDINATOR = "nnlo:coordinator"
 #: Optuna's logger, so that its verbosity setting applies and users see the lines they know.
 LOG = optuna.logging.get_logger("optuna.study")
 _VIOLATED, _SATISFIED = 1.0, -1.0

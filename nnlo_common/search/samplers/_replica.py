@@ -98,6 +98,8 @@ class Replica:
         if trial.number == len(known):
             self._study.add_trial(trial)
             return
+        if known[trial.number].state.is_finished():  # told again, by a coordinator that has taken over
+            return
         there = number_in(known[trial.number])
         bring_up(self._storage, there, trial)
         if trial.state.is_finished():
@@ -132,7 +134,12 @@ def choose_for_others(channel: RankChannel, replica: Replica, where: str) -> End
         PeerLostError: the coordinator died.
     """
     while isinstance(order := channel.next_order(), Choose):
-        channel.tell_coordinator(_chosen(order, replica, where))
+        before = channel.successions
+        chosen = _chosen(order, replica, where)
+        while channel.take_in(0):
+            pass
+        if channel.successions == before:  # the next coordinator asks again
+            channel.tell_coordinator(chosen)
     assert isinstance(order, End)
     return order
 
