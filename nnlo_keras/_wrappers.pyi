@@ -34,6 +34,7 @@ class AGN(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -56,6 +57,8 @@ class AGN(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -74,6 +77,7 @@ class DiLoCo(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -96,6 +100,8 @@ class DiLoCo(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -116,6 +122,7 @@ class Downpour(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -141,6 +148,8 @@ class Downpour(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -157,6 +166,7 @@ class DynSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -177,6 +187,8 @@ class DynSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -200,6 +212,7 @@ class EAMSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -228,6 +241,8 @@ class EAMSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -252,6 +267,7 @@ class EASGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -280,6 +296,8 @@ class EASGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -299,6 +317,7 @@ class GEM(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -323,6 +342,8 @@ class GEM(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -340,6 +361,7 @@ class LocalSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -361,6 +383,8 @@ class LocalSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -381,6 +405,7 @@ class Steady(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -405,6 +430,8 @@ class Steady(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -421,6 +448,7 @@ class Synchronous(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -441,6 +469,8 @@ class Synchronous(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 

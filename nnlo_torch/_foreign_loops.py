@@ -124,6 +124,11 @@ def refuse_layout(wrapper: Wrapper, package: str) -> None:
     if wrapper._team is None:
         return
     member = wrapper._team.member
+    if wrapper._joint.ranks.heir:
+        raise collective(
+            f"heir=True is not possible with {package}, whose loop cannot begin to serve within an epoch; "
+            "use spares=1, which needs one rank more"
+        )
     if member.sub_servers or member.servers > 1:
         name = "sub_servers" if member.sub_servers else "servers"
         raise collective(

@@ -198,7 +198,7 @@ class Batches(torch.utils.data.IterableDataset[Any]):
             return
         dealt = self._dealt(training, epoch) if leased is None else self._dealt_by(leased, training, epoch)
         for batch, size in dealt:
-            if training.stopped:
+            if training.ended:
                 return
             training.take(size)
             self._taken += 1
@@ -269,7 +269,7 @@ class Batches(torch.utils.data.IterableDataset[Any]):
         if left is not None:
             leased.resume(left)
         for number in training.passes(epoch, lambda: self.size, self._again, shared=True):
-            while not training.stopped and not training.made(self.size) and leased.more(number):
+            while not training.ended and not training.made(self.size) and leased.more(number):
                 yield leased.take(number)
             self._again += 1
         leased.give_back()

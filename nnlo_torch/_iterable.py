@@ -84,7 +84,7 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
                             training.take(0, draws)
                             yield item.element
                         continue
-                    if training.stopped or (counted.size and training.made(counted.size)):
+                    if training.ended or (counted.size and training.made(counted.size)):
                         return
                     training.take(1, draws)
                     yield item

@@ -65,7 +65,7 @@ class JointTraining:
         all_evaluating: whether all modules were in `eval()` mode then.
         centers: the centre's optimizers, on a server.
         at_end: called when this rank has left.
-        at_taking_over: called with its new role when this rank, a spare, takes over.
+        at_taking_over: called with its new role when this rank, a spare or a worker, takes over.
         scores: what `mean` and `evaluate` have returned since the last epoch that was reported.
         reported: whether a `Report` was made.
         pass_size: the number of samples in a pass, as the last sampler has told; 0: unknown.
@@ -136,7 +136,7 @@ class JointTraining:
         return [self.members[index] for index in self.centers[0].stepped]
 
     def take_over(self) -> None:
-        """Let this rank, a spare, print and write what the server did."""
+        """Let this rank, a spare or a worker, print and write what the server did."""
         assert self.team is not None  # there is one that takes over
         for one in self.members:
             one.role = self.team.role

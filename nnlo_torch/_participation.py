@@ -138,7 +138,7 @@ class Participation:
             yield epoch * MOST_PASSES + again
             # Otherwise there is nothing for this worker in any pass.
             dealt = self._samples > seen or (shared and size() > 0)
-            if self.stopped or self.made(size()) or not dealt:
+            if self.ended or self.made(size()) or not dealt:
                 return
 
     def made(self, size: float) -> bool:
@@ -153,8 +153,8 @@ class Participation:
         if team is None:
             return halted
         if not self.counts_progress:
-            return lambda: halted() or team.stopped
-        return lambda: halted() or team.stopped or team.progress[1] >= size
+            return lambda: halted() or team.stopped or team.has_turned
+        return lambda: halted() or team.stopped or team.has_turned or team.progress[1] >= size
 
     def epoch(
         self, batches: Iterable[_Batch], *, samples: Callable[[_Batch], int] | None = None
@@ -186,7 +186,7 @@ class Participation:
         try:
             for _ in self.passes(0, lambda: sizes[0]) if _can_repeat(batches) else (0,):
                 for batch in read(batches):
-                    if self.stopped or (sizes[0] and self.made(sizes[0])):
+                    if self.ended or (sizes[0] and self.made(sizes[0])):
                         break
                     found = counted(batch) if samples is None else samples(batch)
                     self._count(0 if self._repeats else 1 if found is None else found)
@@ -487,6 +487,11 @@ class Participation:
     def stopped(self) -> bool:
         """Whether the training is to end now; if so, samplers yield nothing more."""
         return self._stopping or (self._team is not None and self._team.stopped)
+
+    @property
+    def ended(self) -> bool:
+        """Whether samplers yield nothing more in this epoch: this rank has stopped, or serves since."""
+        return self.stopped or (self._team is not None and self._team.has_turned)
 
     def stop(self) -> None:
         """End the training on all ranks, each at its next exchange.

@@ -98,6 +98,7 @@ class Report:
             limit_mb=limit_mb,
         )
         optimizer._joint.reported = True
+        optimizer._joint.at_taking_over.append(lambda _: self._count_from_here())
         optimizer._joint.at_end.append(facts.close)
         facts.end_with(self)
         if gradients:
@@ -128,6 +129,10 @@ class Report:
         self._facts.epoch(self._epochs, counts, rate, _numbers(found), None if own is None else _numbers(own))
         optimizer._joint.scores = {}
         self._epochs += 1
+
+    def _count_from_here(self) -> None:
+        """Begin the counts of this epoch anew: they are those of the server from now on."""
+        self._before = self._optimizer.report()
 
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""

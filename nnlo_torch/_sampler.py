@@ -342,10 +342,12 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                     return
                 yield elements[position]
                 count += 1
+            if training.ended:
+                return
             lacks = lacks_one(len(elements), *training.share, training.group_size)
             done = 0
         fills = batch is not None and count % batch == 0 and not training.counts_progress
-        if fills and lacks and not training.stopped:
+        if fills and lacks and not training.ended:
             yield Again(elements[-1])
 
     def _leased(self, training: Participation, batch: int | None) -> Iterator[Any]:
@@ -382,7 +384,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 count += 1
             last = last or (epoch == number and stop == leasable)
             lease = None
-        if batch is None or not last or training.counts_progress or training.stopped:
+        if batch is None or not last or training.counts_progress or training.ended:
             return
         left = orders[number][leasable * group_size :]
         if member < len(left):

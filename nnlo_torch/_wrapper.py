@@ -284,6 +284,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         for one in joint.members:
             one.rank, one.size, one.role = world.rank, world.size, joint.team.role
         joint.team.when_taking_over(joint.take_over)
+        follow = weakref.WeakMethod(self._follow_commits)  # the training outlives its wrappers
+        joint.at_taking_over.append(lambda _: (call := follow()) and call())
         if not self._steps_here and not self.serves:
             joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
         if self.serves:
@@ -382,7 +384,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             self._run(self._after_commit)
             return result
         if self.serves:
-            raise self._no_step_of_server()
+            return self._step_of_server(closure)
         changes = joint.hand_changes
         if changes is not None:
             changes.check()
@@ -398,11 +400,21 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         samples = joint.step_weights.step()
         joint.largest_step = max(joint.largest_step, samples)
         team.step(samples if self._weight is None else self._weight, self._change_gradient)
+        if team.has_turned:
+            self._run(self._after_serving)
+            return loss
         if changes is not None:
             changes.keep(joint.epochs_begun)
         if not self._has_center:
             self._run(self._after_commit)
         return loss
+
+    def _step_of_server(self, closure: Callable[[], Any] | None) -> Any:
+        """Refuse a step, unless this rank was a worker when the epoch began: then it changes nothing."""
+        if self._team is None or not self._team.has_turned:
+            raise self._no_step_of_server()
+        with torch.enable_grad():
+            return None if closure is None else closure()
 
     def _no_step_of_server(self) -> ConfigurationError:
         if self._epochs_begun:

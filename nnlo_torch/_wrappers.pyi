@@ -38,6 +38,7 @@ class AGN(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -61,6 +62,8 @@ class AGN(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -81,6 +84,7 @@ class DiLoCo(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -104,6 +108,8 @@ class DiLoCo(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -126,6 +132,7 @@ class Downpour(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -152,6 +159,8 @@ class Downpour(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -170,6 +179,7 @@ class DynSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -191,6 +201,8 @@ class DynSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -216,6 +228,7 @@ class EAMSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -245,6 +258,8 @@ class EAMSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -271,6 +286,7 @@ class EASGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -300,6 +316,8 @@ class EASGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -321,6 +339,7 @@ class GEM(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -346,6 +365,8 @@ class GEM(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -365,6 +386,7 @@ class LocalSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -387,6 +409,8 @@ class LocalSGD(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -409,6 +433,7 @@ class Steady(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -434,6 +459,8 @@ class Steady(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -452,6 +479,7 @@ class Synchronous(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
+        heir: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -473,6 +501,8 @@ class Synchronous(Wrapper):
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
                 place of one that has died; mpiexec --with-ft ulfm.
+            heir: the first worker holds a copy of the server's state, and serves in its place once it has
+                died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

@@ -304,6 +304,10 @@ class QueryClient:
         """The query that is not answered."""
         return self._query if self.busy else None
 
+    def drop(self) -> None:
+        """Wait no more for the answer to the last query."""
+        self._expected = None
+
     def _send(self, query: Query[Any]) -> list[Action]:
         self._sequence += 1
         vector = written(query, self._room)
@@ -552,6 +556,15 @@ class PausesBetween:
     def __init__(self, known: int = 0) -> None:
         self.handlers: Handlers = {PauseQuery: self.ask}
         self.numbers = [0] * known
+        self._told: dict[int, int] = {}  # by rank: how many it has known, when this service took over
+
+    def returned(self, rank: int, told: ReturnQuery) -> None:
+        """Note how many a rank has known."""
+        self._told[rank] = told.saves
+
+    def behind(self, known: int) -> bool:
+        """Whether a rank had known fewer than `known` when this service took over."""
+        return any(one < known for one in self._told.values())
 
     def ask(self, rank: int, query: PauseQuery) -> Answers:
         """Answer at once."""

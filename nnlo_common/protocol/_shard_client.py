@@ -398,7 +398,8 @@ class ShardClient:
             )
         self.phase = Phase.LEFT
         request = self._request(Kind.LEAVE)
-        return [request, *(Send(spare, request.message) for spare in self.shard.spares)]
+        spares = [spare for spare in self.shard.spares if spare != self.rank]
+        return [request, *(Send(spare, request.message) for spare in spares)]
 
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""

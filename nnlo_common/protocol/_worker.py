@@ -258,6 +258,11 @@ class Worker:
             yield from shard_client.options(values)
 
     @property
+    def epochs(self) -> int:
+        """The number of finished epochs."""
+        return self._epochs
+
+    @property
     def refreshes(self) -> bool:
         """Whether the next epoch starts from the centre at the end of the last one."""
         return self._epochs > 0 and self.shard_clients[0].rule.refreshes

@@ -257,14 +257,18 @@ class Collectives:
 
     @contextmanager
     def lent(self, center: Vector) -> Iterator[None]:
-        """Put these parameters and the averaged buffers into the model for a `with` block."""
-        own = self._model.parameters.vector.copy()
+        """Put these parameters and the averaged buffers into the model for a `with` block.
+
+        A worker that begins to serve meanwhile has the centre in its model from then on.
+        """
+        own, part = self._model.parameters.vector.copy(), self.part
         try:
             self._swap(center)
             with self._lent_buffers():
                 yield
         finally:
-            self._swap(own)
+            if self.part is part:
+                self._swap(own)
 
     def _swap(self, vector: Vector) -> None:
         np.copyto(self._model.parameters.vector, vector)
@@ -277,13 +281,14 @@ class Collectives:
             yield
             return
         self._buffers.gather()
-        own, since = self._buffers.flat.vector.copy(), self._buffers.moves().since
+        own, since, part = self._buffers.flat.vector.copy(), self._buffers.moves().since, self.part
         self._write(self._buffers, self._averages()[0])
         try:
             yield
         finally:
-            self._write(self._buffers, own)
-            self._buffers.set_since(since)
+            if self.part is part:
+                self._write(self._buffers, own)
+                self._buffers.set_since(since)
 
     def _bring(self, buffers: Buffers, **facts: Any) -> None:
         buffers.gather()

@@ -35,7 +35,7 @@ from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
-from nnlo_common.training._spare_rank import SpareRank
+from nnlo_common.training._spare_rank import HeirRank, SpareRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import PIECE
 from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
@@ -179,6 +179,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         check_layout(plan.algorithm, cell)
         if cell.branches:
             check_tree(plan)
+        _check_heir(world, plan, cell)
         parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
     except ConfigurationError as error:
         error.collective = True  # all ranks compare the same facts and raise the same error
@@ -201,7 +202,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part, cell.spares_of(index))
+        Shard(index, server, part, cell.spares_of(index) or _heirs(world, plan, cell))
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -240,6 +241,34 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         clock=clock,
         disengage=disengage if group is None else partial(_leave_group, group, disengage),
     )
+
+
+def _check_heir(world: RankWorld, plan: TrainingPlan, cell: Cell) -> None:
+    """Refuse a worker that takes the server's place where nobody would train on, or none can."""
+    if not plan.ranks.heir:
+        return
+    obstacle = "in a trial of a search" if world.of_trial else "with sub_servers" if cell.branches else ""
+    if obstacle:
+        raise ConfigurationError(f"heir=True {obstacle} is not possible; leave heir out")
+    if len(cell.workers) == 1:
+        raise ConfigurationError(
+            "heir=True with one worker is not possible: nobody would train once it serves. Start a rank "
+            "more, or leave heir out"
+        )
+
+
+def _heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> tuple[int, ...]:
+    """Return the worker that takes the server's place, if one does."""
+    if not plan.ranks.heir:
+        return ()
+    if not world.survives_loss:
+        if world.rank == 0:
+            warn(
+                "heir=True, but here the job ends with any rank that dies; start it by "
+                "mpiexec --with-ft ulfm of Open MPI 5, or leave heir out"
+            )
+        return ()
+    return cell.workers[:1]
 
 
 def _grouped(
@@ -314,15 +343,23 @@ def _join_as_worker(
         given_sums=plan.given_sums,
     )
     queries = _query_client(world, plan, cell, shards)
-    hosts = _hosts(cell, places)
+    spares = shards[0].spares if plan.ranks.heir else cell.spares
+    hosts = {rank: places[rank].host for rank in (*cell.servers, *spares) if rank != world.rank}
     common: dict[str, Any] = {
         "stall_timeout_s": plan.ranks.stall_timeout_s,
         "tells": world.rank == cell.workers[0],
         "on_drop": world.cast_off,
-        "spares": cell.spares,
+        "spares": spares,
         "drop": world.drop,
     }
     endpoint: Endpoint = world.open(_links(plan, cell, shards, world.rank))
+    if plan.ranks.heir and world.rank in spares:
+        others = [rank for rank in cell.workers if rank != world.rank]
+
+        def serve() -> SpareRank:
+            return _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries)
+
+        return HeirRank(endpoint, worker, queries, hosts, others=others, serve=serve, **common)
     if group is None:
         return WorkerRank(endpoint, worker, queries, hosts, **common)
     asking = endpoint
@@ -363,6 +400,25 @@ def _join_as_server(
 def _join_as_spare(
     world: RankWorld, plan: TrainingPlan, cell: Cell, shards: list[Shard], places: Sequence[Place]
 ) -> tuple[SpareRank, Server]:
+    endpoint, queries = (
+        world.open(_links(plan, cell, shards, world.rank)),
+        _query_client(world, plan, cell, shards),
+    )
+    spare_rank = _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries)
+    return spare_rank, spare_rank.server
+
+
+def _spare(
+    world: RankWorld,
+    plan: TrainingPlan,
+    cell: Cell,
+    shards: list[Shard],
+    places: Sequence[Place],
+    *,
+    endpoint: Endpoint,
+    queries: QueryClient,
+) -> SpareRank:
+    """Return the part of a rank that serves in the place of a dead server."""
     shard = next(one for one in shards if world.rank in one.spares)  # the first that it may serve
     server = _server(world, plan, cell, shards, shard)
 
@@ -373,19 +429,18 @@ def _join_as_spare(
         serve = world.rank, *others
         return _service(world, plan, cell, shards, server.rule, servers=serve, workers=workers, pauses=pauses)
 
-    spare_rank = SpareRank(
-        world.open(_links(plan, cell, shards, world.rank)),
+    return SpareRank(
+        endpoint,
         server,
         plan.parameters,
         shards,
-        queries=_query_client(world, plan, cell, shards),
+        queries=queries,
         serve_another=serve_another,
         serve_queries=serve_queries,
         stall_detector=_stall_detector(plan, cell, places, tells=True),
         drop=world.drop,
         hosts=_hosts(cell, places),
     )
-    return spare_rank, server
 
 
 def _hosts(cell: Cell, places: Sequence[Place]) -> dict[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
-from nnlo_common.training._spare_rank import SpareRank
+from nnlo_common.training._spare_rank import HeirRank, SpareRank
 
 __all__ = ["Participant", "Recording"]
 
@@ -127,6 +128,7 @@ class Participant:
         self._recording: Recording | None = None  # on a server
         self.rank, self.size, self.role, self.table = 0, 1, "alone", ""
         self._over = self._epoch_open = False
+        self._has_turned = False  # this rank has begun to serve in this epoch: no step counts
         self._weight = 0.0  # of the steps in this epoch
         self._repeats = False  # whether the batch is another rank's, too
 
@@ -159,19 +161,19 @@ class Participant:
         with another worker's share; an iterator is not.
         """
         self._end_open_epoch()
-        self._epoch_open = True
+        self._has_turned, self._epoch_open = False, True
         self._running.begin_epoch()
         self._weight, size = 0.0, math.inf
         for again in count():
             before = self._weight
             for batch in self._share(batches, again):
-                if self._running.stopped or self._running.progress[1] >= size:
+                if self._running.stopped or self._has_turned or self._running.progress[1] >= size:
                     break
                 yield batch
             # Each worker has about as much in a pass.
             size = min(size, self._weight * (1 if self._member is None else self._member.workers))
             over = not self._counts_progress or self._running.stopped or self._running.progress[1] >= size
-            if over or self._weight == before or isinstance(batches, Iterator):
+            if over or self._has_turned or self._weight == before or isinstance(batches, Iterator):
                 break
         self._repeats = False
         self._end_open_epoch()
@@ -207,12 +209,16 @@ class Participant:
         Args:
             weight: this step's share in a mean over workers, e.g. the number of samples.
         """
+        if self._has_turned:
+            return
         weight = 0.0 if self._repeats else weight
         running, group = self._running, None if self._member is None else self._member.group
         if group is not None:
             group.mean(self._gradient.vector, weight)
         running.step(weight)
         self._weight += weight if group is None else group.weight
+        if isinstance(self._part, SpareRank):  # since this step
+            self._end_open_epoch()
 
     @property
     def stopped(self) -> bool:
@@ -251,7 +257,7 @@ class Participant:
             self.rank, self.size = world.rank, world.size
             self._member = join(world, self._plan(plain))
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
-            if isinstance(self._part, SpareRank | GroupTrainer):
+            if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
                 self._part.on_taking_over.append(self._take_over)
             server = None if isinstance(self._part, SpareRank) else self._member.server
             if self._log_order is not None and server is not None:
@@ -275,6 +281,10 @@ class Participant:
         self._over = True
 
     def _take_over(self) -> None:
+        if isinstance(self._part, HeirRank) and self._part.serving is not None and self._member is not None:
+            self._part = self._part.serving
+            self._member = replace(self._member, part=self._part, server=self._part.server, worker=None)
+            self._has_turned = True
         assert isinstance(self._part, SpareRank | GroupTrainer)  # no other takes over
         self.role = self._part.role
 

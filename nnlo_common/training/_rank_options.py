@@ -37,6 +37,7 @@ class RankArguments(TypedDict, total=False):
     all_reduce: WayName
     stall_timeout_s: float | None
     spares: int
+    heir: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,11 @@ class RankOptions:
         "that has died; mpiexec --with-ft ulfm",
         least=0,
     )
+    heir: bool = option(
+        False,
+        "the first worker holds a copy of the server's state, and serves in its place once it has died; "
+        "mpiexec --with-ft ulfm",
+    )
 
     def __post_init__(self) -> None:
         for name, one in RANK_OPTIONS.items():
@@ -94,6 +100,18 @@ class RankOptions:
                 "added up: give group_size=, or servers=0 so that all ranks are one group, or leave "
                 "all_reduce out"
             )
+        self._check_heir()
+
+    def _check_heir(self) -> None:
+        """Refuse a worker that serves in a dead server's place where none can."""
+        if not self.heir:
+            return
+        for name, possible in (("servers", (1,)), ("group_size", (None, 1)), ("spares", (0,))):
+            if getattr(self, name) not in possible:
+                raise ConfigurationError(
+                    f"heir=True with {name}={getattr(self, name)} is not possible: a worker of one rank "
+                    f"takes the place of the only server, where there is no spare. Leave heir or {name} out"
+                )
 
     @classmethod
     def taken_from(cls, given: dict[str, Any], user: str, framework: str = "") -> Self:
@@ -124,6 +142,11 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
+        if self.heir and framework == "nnlo_keras":
+            raise ConfigurationError(
+                "heir=True is not possible with the wrappers of nnlo_keras, whose fit() cannot begin to "
+                "serve within an epoch; use spares=1, which needs one rank more"
+            )
 
     @property
     def grouped(self) -> bool:

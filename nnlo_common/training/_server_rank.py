@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -242,6 +243,11 @@ class ServerRank:
     def _standing_by(self) -> set[int]:
         """The spares that live and do not serve."""
         return {spare for shard in self._shards.values() for spare in shard.spares}
+
+    @property
+    def server(self) -> Server:
+        """The state machine."""
+        return self._server
 
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
@@ -516,6 +522,7 @@ class ServerRank:
         if self.service is not None:
             perform(self._endpoint, self.service.drop(rank, silence_s))
         self._refuse_solitude(rank)
+        self._without_heir(rank)
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether the next message must come from this worker."""
@@ -622,6 +629,8 @@ class ServerRank:
         in_mean = self.service is not None and self.service.in_mean
         if (self._in_view or in_mean) and message.kind in _OF_STEPS and not self._server.stopping:
             peer = self._server.peers.get(message.sender)
+            if peer is not None and peer.epochs < self._epochs:
+                return  # this rank was a worker, and ahead of this one
             if in_mean or (peer is not None and peer.views < self._views):
                 raise ConfigurationError(
                     f"rank {self._server.rank} waits for all ranks in evaluate() or mean() after epoch "
@@ -672,6 +681,7 @@ class ServerRank:
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
             self._refuse_solitude(event.rank)
+            self._without_heir(event.rank)
         elif any(event.rank in group for group in self._groups.values()):
             self._gone_members.add(event.rank)
             perform(self._endpoint, self._queries.handle(event))
@@ -720,6 +730,17 @@ class ServerRank:
         return (
             f"rank {dead} on {self._hosts[dead]}, {role}, has died; rank {shard.server} serves in its place"
         )
+
+    def _without_heir(self, rank: int) -> None:
+        """Go on without a dead worker that would have served in this rank's place, if it is that."""
+        mine = self._shards[self._server.shard]
+        if rank in mine.spares and self._copies is not None:
+            self._copies.without(rank)
+            self._shards[mine.index] = replace(mine, spares=())
+            _LOG.warning(
+                "nnlo: rank %d would have served in the server's place; the server's death now ends the job",
+                rank,
+            )
 
     def _tell_of_spare(self, rank: int) -> None:
         alone = [index for index, shard in sorted(self._shards.items()) if not shard.spares]

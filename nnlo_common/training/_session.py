@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
-from nnlo_common.training._spare_rank import SpareRank
+from nnlo_common.training._spare_rank import HeirRank, SpareRank
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session", "ShownModel"]
@@ -51,6 +52,10 @@ class ShownModel:
         self._model, self._server = model, server
         self._moved_here, self._moved_outside = moved_here, moved_outside
         self._shown = -1  # commits of the centre that a server's model shows
+
+    def serve(self, server: Server) -> None:
+        """Show the centre of this state machine from now on: this rank was a worker, and serves."""
+        self._server = server
 
     def publish(self) -> None:
         """Copy the vector into the parameters."""
@@ -107,6 +112,7 @@ class Session:
         serving: its part, if it is a server.
         broken: a step has failed half-way, so the training cannot be left normally.
         over: the training is over.
+        has_turned: this rank has begun to serve in an epoch that its script is still in: no step counts.
         before_epoch_ends: called when this worker ends its epoch.
         before_close: called before this rank leaves, while it may still ask.
         sends_gradients: workers send gradients; otherwise their optimizers run there.
@@ -155,7 +161,7 @@ class Session:
         # If gradients are taken ahead of the parameters, the model holds that point.
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
-        self.broken = self.over = self._leaving = False
+        self.broken = self.over = self.has_turned = self._leaving = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
         self.sends_gradients = self._runs != "worker"
@@ -166,6 +172,7 @@ class Session:
         here, outside = self._runs == "worker", trained.moved_outside
         self.shown = ShownModel(model, self.member.server, moved_here=here, moved_outside=outside)
         self._final: Vector | None = None  # the final centre that a worker has taken over
+        self._watched: list[tuple[Callable[[], object], float]] = []
         self.when_taking_over(self._take_over)
         if isinstance(part, WorkerRank):
             part.on_moving = self._show
@@ -184,13 +191,32 @@ class Session:
         part = self._part
         return (isinstance(part, SpareRank | GroupTrainer) and part.role) or self.member.role
 
+    @property
+    def holds_copy(self) -> bool:
+        """Whether this rank, a worker, serves once the server has died."""
+        return isinstance(self._part, HeirRank)
+
     def when_taking_over(self, call: Callable[[], object]) -> None:
         """Register `call` for when this rank takes over from a dead server, or from a dead lead."""
-        if isinstance(self._part, SpareRank | GroupTrainer):
+        if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
             self._part.on_taking_over.append(call)
 
     def _take_over(self) -> None:
+        if isinstance(self._part, HeirRank):
+            self._turn(self._part)
         self.shown.publish()  # the centre of the copy
+
+    def _turn(self, heir: HeirRank) -> None:
+        """Serve from now on; this rank was a worker."""
+        serving = heir.serving
+        assert serving is not None  # it has taken over
+        self._part = self._collectives.part = self.serving = serving
+        self._worker = self._parameters = self.before_epoch_ends = None
+        self.member = replace(self.member, part=serving, server=serving.server, worker=None)
+        self.has_turned = True
+        self.shown.serve(serving.server)
+        for call, every_s in self._watched:
+            serving.watch(call, every_s)
 
     @property
     def worker(self) -> WorkerRank | GroupTrainer:
@@ -237,6 +263,7 @@ class Session:
 
     def watch(self, call: Callable[[], object], every_s: float) -> None:
         """Call a function periodically while this rank serves."""
+        self._watched.append((call, every_s))
         if self.serving is not None:
             self.serving.watch(call, every_s)
 
@@ -269,21 +296,35 @@ class Session:
         """Begin an epoch; on a server, serve it to its end."""
         self.start()
         self.end_epoch()
+        self.has_turned = False
         if self.serves:
-            self._part.end_epoch()
-            self._epochs += 1
-            self._publish()
+            self._serve_epoch()
             return
         self._epoch_open = True
         if self._resumed_in_epoch:
             self._resumed_in_epoch = False
             return  # continues an epoch begun before the checkpoint
-        if self._part.begin_epoch():
+        if self._part.begin_epoch() and not self.serves:
             self._show()
         if self._epochs:
             self._collectives.take_buffers()  # workers that step together have all sent theirs by now
         else:
             self._collectives.tell_start()
+        if self._serves_by_now():
+            self.end_epoch()
+
+    def _serves_by_now(self) -> bool:
+        """Whether this rank serves; the call before may have changed that."""
+        return self.serves
+
+    def _serve_epoch(self) -> None:
+        """On a server, serve an epoch to its end."""
+        self._part.end_epoch()
+        self._end_served_epoch()
+
+    def _end_served_epoch(self) -> None:
+        self._epochs += 1
+        self._publish()
 
     def step(
         self,
@@ -299,6 +340,8 @@ class Session:
             local_step: moves the parameters in their vector; None: use the session's.
         """
         self.start()
+        if self.has_turned:
+            return
         worker = self.worker
         if not self.sends_gradients:
             self.model.check()
@@ -320,6 +363,12 @@ class Session:
         worker.step(weight, local_step)
         self._steps_in_epoch += 1
         self.broken = False
+        if self.serving is not None:
+            if not self._epoch_open:  # the loop has no epochs: the others end theirs when they leave
+                server = self.serving.server
+                self.serving.wait_until(lambda: server.finished)
+            self.end_epoch()
+            return
         # Switch vectors only after a contribution: a gathered gradient is added to in place.
         if len(self.model.gradients) > 1 and not worker.gathered and self.model.turn():
             worker.use_gradient(self.model.gradient)
@@ -356,20 +405,28 @@ class Session:
         A loader that fetches ahead exhausts its sampler before the last steps are made, so an epoch ends only
         when the next operation begins.
         """
-        if self._epoch_open:
-            self._epoch_open = False
-            if self.before_epoch_ends is not None:
-                self.before_epoch_ends()
+        if not self._epoch_open:
+            return
+        self._epoch_open = False
+        if self.before_epoch_ends is not None:
+            self.before_epoch_ends()
+        if not self.serves:
             self.worker.count_samples(self._samples)
             self._bring_buffers()
-            # Then the epoch's end exchanges and moves the parameters.
-            if self.sends_gradients:
-                self.shown.take_up()
-            self._part.end_epoch()
-            if self.sends_gradients:
-                self._show()
-            self._epochs += 1
-            self._samples_before, self._steps_in_epoch = self._samples, 0
+        if self.serves:  # since the epoch was begun
+            self._serve_epoch()
+            return
+        # Then the epoch's end exchanges and moves the parameters.
+        if self.sends_gradients:
+            self.shown.take_up()
+        self._part.end_epoch()
+        if self._serves_by_now():
+            self._end_served_epoch()
+            return
+        if self.sends_gradients:
+            self._show()
+        self._epochs += 1
+        self._samples_before, self._steps_in_epoch = self._samples, 0
 
     def take_buffers(self) -> None:
         """Load the averaged buffers into the model; without servers all ranks call it together."""
@@ -394,16 +451,21 @@ class Session:
         self._part.last_round()
         self._show()
         self._collectives.end_last_round()
+        if self._serves_by_now():
+            self._publish()
 
     def close(self) -> None:
         """Leave normally; a server serves until all workers have left."""
         self.start()
         self.end_epoch()
+        trained = not self.serves
         if self.before_close is not None:
             self.before_close()
+        if trained and self.serves and self.before_close is not None:
+            self.before_close()  # that of a server
         self.last_round()
         self.over = self._leaving = True  # a rank that takes over meanwhile may still save
-        self._part.finish(self._publish if self.serves else self.shown.publish)
+        self._part.finish(lambda: self._publish() if self.serves else self.shown.publish())
         self._leaving = False
         if self._parameters is not None:
             np.copyto(self.model.parameters.vector, self._parameters.vector)
@@ -441,6 +503,8 @@ class Session:
             between: all ranks call it, between two epochs.
         """
         self.start()
+        if self.serves:
+            self.end_epoch()  # one in which this rank has begun to serve
         return self._part.pause(between=between)
 
     def state(self) -> State:
@@ -498,10 +562,13 @@ class Session:
             self.end_epoch()
         self.shown.take_up()
         center = np.empty_like(self.model.parameters.vector)
+        served = self.serves
         if when_all_are_there:
             self._part.view(center)
         else:
             self._part.look(center)
+        if self.serves and not served:
+            self._publish()
         if not self.serves and not when_all_are_there:
             self._bring_buffers()
         # The model of a server is the centre.

@@ -1,12 +1,13 @@
-"""Spare rank: holds copies of servers' states, and serves in the place of one that has died."""
+"""Spares and heirs: ranks that hold copies of servers' states, and serve in the place of a dead one."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,27 +16,76 @@ from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector, telling_places
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
+    Action,
+    Activity,
     Event,
     Kind,
     Lost,
     Message,
     QueryClient,
     Received,
+    Release,
+    Send,
     Server,
     Shard,
     Standing,
+    Wait,
     Wire,
+    Worker,
     shards_without,
 )
-from nnlo_common.protocol._query_messages import LeaveQuery, PauseQuery
+from nnlo_common.protocol._query_messages import (
+    Answer,
+    AnswerT,
+    BroadcastQuery,
+    GiveBackQuery,
+    HeldLeasesAnswer,
+    HeldLeasesQuery,
+    LeaseAnswer,
+    LeaseQuery,
+    LeaveQuery,
+    PauseQuery,
+    Query,
+)
 from nnlo_common.training._rank_parts import perform
 from nnlo_common.training._server_rank import ServerRank, TrainingQueries
 from nnlo_common.training._stall_detector import StallDetector, date_and_time
 from nnlo_common.training._state_copies import ReceivedCopies
+from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["SpareRank"]
+__all__ = ["HeirRank", "SpareRank"]
 
 _LOG = logging.getLogger(__name__)
+
+# What a rank that trains no more hears of samples: it gets none, and holds none.
+_WITHOUT_SAMPLES: Mapping[type[Query[Any]], Answer] = {
+    LeaseQuery: LeaseAnswer(lease=None),
+    GiveBackQuery: Answer(),
+    HeldLeasesQuery: HeldLeasesAnswer(leases=()),
+}
+
+
+@dataclass(slots=True)
+class _Inheritance:
+    """What a worker knows when it begins to serve in the place of a dead server.
+
+    Attributes:
+        copies: of the server's state.
+        early: messages of workers that have heard of the death first.
+        departed: workers that have left.
+        gone: ranks that have died.
+        epochs: those that it has finished.
+        views: how often it has viewed the centre at the end of an epoch.
+        ends: its script is over.
+    """
+
+    copies: ReceivedCopies = field(default_factory=ReceivedCopies)
+    early: list[Received] = field(default_factory=list)
+    departed: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    epochs: int = 0
+    views: int = 0
+    ends: bool = False
 
 
 class SpareRank(ServerRank):
@@ -103,6 +153,8 @@ class SpareRank(ServerRank):
         self._only_fetches = False  # this rank assembles, and stood by when it began to
         self._ends = False  # the script is over
         self._replaced: int | None = None  # place of a dead server among the losses, until they are counted
+        self._trained = False  # this rank was a worker
+        self._compares_saves = False  # with those that the workers tell
 
     def start(self) -> None:
         """Wait for the first copy of each shard for which this rank is the next to take over."""
@@ -177,6 +229,29 @@ class SpareRank(ServerRank):
         else:
             self._catch_up()
             super().finish(last)
+
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
+        """Ask the query service; a rank that was a worker gets no more samples."""
+        if self._trained and type(query) in _WITHOUT_SAMPLES:
+            return cast("AnswerT", _WITHOUT_SAMPLES[type(query)])
+        return super().ask(query)
+
+    def inherit(self, known: _Inheritance, dead: int) -> None:
+        """Take over from a dead server with what this rank knows as a worker."""
+        rank = self._server.rank
+        (index,) = self._received
+        self._trained, self._received[index] = True, known.copies
+        self._early, self._departed = known.early, {(index, one) for one in known.departed}
+        self._gone |= known.gone
+        self._epochs, self._views, self._ends = known.epochs, known.views, known.ends
+        self._server.peers[rank].standing = Standing.LOST  # nobody waits for what it would have contributed
+        self._without(dead)
+
+    def answered(self) -> Answer:
+        """Return the answer to the query that was open when this rank took over."""
+        self.wait_until(lambda: self._queries.answer is not None)
+        assert self._queries.answer is not None  # waited for
+        return self._queries.answer
 
     def _is_over(self) -> bool:
         """Wait until no more copies come; return whether this rank stands by even so."""
@@ -277,7 +352,8 @@ class SpareRank(ServerRank):
         """Serve a shard in the place of a dead server, from the newest copy of its state."""
         received = self._received[shard.index]
         if received.came_s is None:
-            raise PeerLostError(dead, "the server has died before a spare had a copy of its state")
+            holder = "the first worker" if self._trained else "a spare"
+            raise PeerLostError(dead, f"the server has died before {holder} had a copy of its state")
         began_s, state = time.monotonic(), received.state()
         self.standing_by, self.role = False, f"server {shard.index}"
         if shard.index != self._server.shard:
@@ -306,20 +382,28 @@ class SpareRank(ServerRank):
         self._stall_detector.tell(tells=shard.index == 0)
         self._begin_copies()
         old_s = began_s - received.came_s
-        told = f"{self._replaced_by(shard, dead)}, from a copy of {old_s:.1f} s before"
+        how = " and trains no more" * self._trained
+        told = f"{self._replaced_by(shard, dead)}{how}, from a copy of {old_s:.1f} s before"
         self._losses.append(f"{told}, at {date_and_time()}")
         _LOG.warning("nnlo: %s. What workers have contributed since is lost", told)
         self._replaced = len(self._losses) - 1
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))
+        self._serve_early()
+        if self._trained:
+            self._compares_saves = True
+        else:
+            self._let_late_pauses()
+
+    def _serve_early(self) -> None:
+        """Take what ranks have sent that have heard of the death first."""
         early, self._early = self._early, []
         for event in early:
             if event.message.sender in self._gone:
                 self._endpoint.release(event.message.sender, event.frame)
             else:
                 self._serve(event)
-        self._let_late_pauses()
 
     def _let_late_pauses(self) -> None:
         """Allow the pause of a save that this rank has passed while it stood by, and workers have not."""
@@ -359,6 +443,10 @@ class SpareRank(ServerRank):
             self._left(event.message.sender)
         else:
             super()._handle(event)
+        if self._compares_saves and self.service is not None and self.service.heard:
+            self._compares_saves = False
+            if self.service.pauses.behind(self._client.record.saves):
+                self._let_pause(before_epoch=self._epochs + 1)
         if self._replaced is not None:
             self._tell_what_is_lost(self._replaced)
 
@@ -393,3 +481,150 @@ class SpareRank(ServerRank):
         """Return whether a worker leaves that had not heard that this rank serves."""
         peer = self._server.peers.get(message.sender)
         return message.kind is Kind.LEAVE and peer is not None and peer.standing is Standing.EXPECTED
+
+
+class _SuccessionError(Exception):
+    """The server is dead, and this worker takes its place; it ends what the worker was doing."""
+
+    def __init__(self, dead: int) -> None:
+        super().__init__(dead)
+        self.dead = dead
+
+
+class HeirRank(WorkerRank):
+    """Trains as a worker, holds a copy of the server's state, and serves once the server has died.
+
+    It hears of the death within a call, as that is where it waits. What the call has begun as a worker's is
+    dropped, and ended as a server's; what the script has still to do in this epoch is nothing.
+
+    Args:
+        endpoint: this rank's endpoint.
+        worker: the state machine.
+        queries: sends queries to the query service.
+        hosts: the host of each server.
+        others: the other workers.
+        serve: makes the part that serves.
+        options: those of a `WorkerRank`.
+
+    Attributes:
+        serving: the part that serves now; None while this rank trains.
+        on_taking_over: called when it takes over.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        worker: Worker,
+        queries: QueryClient,
+        hosts: Mapping[int, str],
+        *,
+        others: Collection[int],
+        serve: Callable[[], SpareRank],
+        **options: Any,
+    ) -> None:
+        super().__init__(endpoint, worker, queries, hosts, **options)
+        self._others, self._serve = frozenset(others), serve
+        self._known = _Inheritance()
+        self.serving: SpareRank | None = None
+        self.on_taking_over: list[Callable[[], object]] = []
+
+    def start(self) -> None:
+        """Join; as a server, wait until all have."""
+        super().start()
+        if self.serving is not None:
+            self.serving.start()
+
+    def end_epoch(self) -> None:
+        """Report the end of the epoch; as a server, serve it to its end."""
+        super().end_epoch()
+        if self.serving is not None:
+            self.serving.end_epoch()
+
+    def last_round(self) -> None:
+        """Contribute the steps since the last round; a server has none."""
+        super().last_round()
+        if self.serving is not None:
+            self.serving.last_round()
+
+    def look(self, into: Vector) -> None:
+        """Copy the current centre into `into`."""
+        super().look(into)
+        if self.serving is not None:
+            self.serving.look(into)
+
+    def view(self, into: Vector) -> None:
+        """Copy the centre into `into` once all have finished the epoch."""
+        super().view(into)
+        if self.serving is not None:
+            self.serving.view(into)
+        self._known.views += 1
+
+    def ask(self, query: Query[AnswerT]) -> AnswerT:
+        """Ask the query service, and wait for the answer."""
+        answer = super().ask(query)
+        if self.serving is None:
+            return answer
+        if type(query) in _WITHOUT_SAMPLES:
+            return self.serving.ask(query)
+        return cast("AnswerT", self.serving.answered())
+
+    def pause(self, *, between: bool = False) -> bool:
+        """Wait until all workers are at a batch boundary; False: cancelled, or this rank serves now."""
+        return super().pause(between=between) and self.serving is None
+
+    def finish(self, last: Callable[[], object] = lambda: None) -> None:
+        """Call `last`, then leave; serve until then if the server dies while others still train."""
+        last()
+        self._known.ends = True
+        self._work(self._worker.leave(), "the end of the training")
+        if self.serving is None:
+            self._work(self._until_over(), "the end of the server")
+        if self.serving is None:
+            self._endpoint.close()
+        else:
+            self.serving.finish(last)
+
+    def _until_over(self) -> Activity:
+        while not self._known.copies.over:
+            yield Wait()
+
+    def _work(self, activity: Activity, what: str, endpoint: Endpoint | None = None) -> None:
+        try:
+            super()._work(activity, what, endpoint)
+        except _SuccessionError as lost:
+            self._take_over(lost.dead)
+
+    def _lost(self, rank: int, error: PeerLostError | None) -> None:
+        self._known.gone.add(rank)
+        if rank in self._servers:
+            raise _SuccessionError(rank) from error
+        super()._lost(rank, error)
+
+    def _deliver(self, event: Received) -> list[Action]:
+        message = event.message
+        if message.kind is Kind.COPY:
+            self._known.copies.take(message)
+            if message.last_copy:
+                return [Release(message.sender, event.frame)]
+            rank, at = self._worker.rank, message.pulled_at
+            reply = Message(Kind.ACK, rank, message.sequence, 0, at, shard=message.shard)
+            return [Send(message.sender, reply, event.frame)]
+        if message.sender not in self._others:
+            return super()._deliver(event)
+        if message.kind is Kind.LEAVE:
+            self._known.departed.add(message.sender)
+            return [Release(message.sender, event.frame)]
+        self._known.early.append(event)
+        return []
+
+    def _take_over(self, dead: int) -> None:
+        """Serve in the place of the dead server from now on."""
+        asked = self._queries.open
+        if type(asked) in _WITHOUT_SAMPLES:
+            self._queries.drop()
+        elif isinstance(asked, BroadcastQuery) and not asked.values:
+            raise PeerLostError(dead, "the server has died while it sent its averages to all ranks")
+        self._known.epochs = self._worker.epochs
+        serving = self.serving = self._serve()
+        serving.on_taking_over = self.on_taking_over
+        serving.inherit(self._known, dead)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import nnlo_keras
 from tests.chaos import moments
 
-folder, algorithm, (servers, spares) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
+folder, algorithm, (servers, spares) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:5])
 EPOCHS, SAMPLES = 3, 1200
 rank = MPI.COMM_WORLD.Get_rank()
 moments.prepare(folder, rank)  # before nnlo registers what it does at the end

@@ -3,6 +3,7 @@
     python -m tests.chaos.strikes
     python -m tests.chaos.strikes --count 200 --seed 6
     python -m tests.chaos.strikes --count 200 --seed 6 --only 17
+    python -m tests.chaos.strikes --count 40 --heir
 
 It uses the MPI of the running Python, prints a line for each strike, and sums up. The exit status is 1 if any
 went wrong; what is left of those stays in their folders.
@@ -82,6 +83,7 @@ class Strike:
         moment: where the victim waits to be killed, one of `moments`; empty: nowhere.
         turn: in which of its writes, if the moment is within one.
         spares: how many of the ranks may take over from the server: the last ones.
+        heir: the first worker may.
     """
 
     framework: Literal["torch", "keras"]
@@ -93,6 +95,12 @@ class Strike:
     moment: str = ""
     turn: int = 1
     spares: int = 0
+    heir: bool = False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a dead server is replaced."""
+        return self.spares > 0 or self.heir
 
     @property
     def workers(self) -> range:
@@ -110,6 +118,8 @@ class Strike:
         if self.spares and not self.moment and self.victim not in (LAUNCHER, *self.workers):
             spared = "server with a spare" if self.servers == 1 else "server of two with a spare"
             return spared if self.victim < self.servers else "spare"
+        if self.heir and self.victim in (0, 1) and not self.moment:
+            return "worker that is the heir" if self.victim else "server with an heir"
         if self.moment:
             return "half-written file" if self.moment in moments.WRITING else "leaving"
         if self.victim == LAUNCHER:
@@ -122,7 +132,7 @@ class Strike:
         role = (
             "server" if self.victim < self.servers else "worker" if self.victim in self.workers else "spare"
         )
-        rank = f"{role} {self.victim}{', spared' if self.spares else ''}"
+        rank = f"{role} {self.victim}{', spared' if self.spares else ', with an heir' if self.heir else ''}"
         match self.moment:
             case "part":
                 return f"{rank} within its part {self.turn}"
@@ -142,6 +152,7 @@ def strikes(
     *,
     ulfm: bool = True,
     spared: bool = False,
+    heir: bool = False,
 ) -> list[Strike]:
     """Return strikes over all kinds, algorithms and frameworks; the same arguments give the same ones.
 
@@ -151,7 +162,13 @@ def strikes(
         frameworks: what the trainings are written with.
         ulfm: half of them are of trainings in which the launcher lets the others go on.
         spared: all of them are, and have a spare, every fifth one for two servers; no launcher is killed.
+        heir: all of them are of one server, whose place a worker takes, written with PyTorch.
     """
+    if heir:
+        moments_of = [
+            replace(one, spares=0, heir=True) for one in strikes(seed, count, ["torch"], spared=True)
+        ]
+        return [one if one.servers == 1 else replace(one, servers=1, victim=0) for one in moments_of]
     draw, draw_spares, draw_servers = (random.Random(seed) for _ in range(3))
     chosen = []
     for number in range(count):
@@ -251,7 +268,7 @@ def strike_and_judge(strike: Strike, folder: Path) -> Verdict:
     if judge(strike, outcome, folder) == "ended":
         judge_resumed(strike, run(strike, folder, kill=False), folder)
         return Verdict("ended and resumed", end_s=outcome.end_s)
-    alone = strike.victim < strike.servers and not strike.spares
+    alone = strike.victim < strike.servers and not strike.replaced
     if alone or outcome.late or not _died(strike, outcome):
         return Verdict("had finished")
     return Verdict("went on", stall_s=stall(strike, outcome, folder))
@@ -281,7 +298,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
     command = [launcher(), *options, "-n", str(strike.ranks), *start]
     late, members = False, []
     with (folder / "text").open("w+") as text:
-        given = [folder, strike.algorithm, str(strike.servers), str(strike.spares)]
+        given = [folder, strike.algorithm, str(strike.servers), str(strike.spares), str(int(strike.heir))]
         job = starting([*command, *given], text)
         with job as process, _none_left(members):
             if kill:
@@ -312,10 +329,10 @@ def judge(strike: Strike, outcome: Outcome, folder: Path) -> str:
     if strike.victim == LAUNCHER and not outcome.late:
         assert "Traceback" not in outcome.text, told
         return "ended"
-    serves = strike.victim < strike.servers and not strike.spares
+    serves = strike.victim < strike.servers and not strike.replaced
     if outcome.status != 0:
         early = "had a copy" in outcome.text or "taking up their parts" in outcome.text
-        assert not strike.spares or early, told
+        assert not strike.replaced or early, told
         # Where all are ended at once the launcher may be quicker than any rank; MPICH's names the process.
         assert f"rank {strike.victim}" in outcome.text or "BAD TERMINATION" in outcome.text, told
         assert not strike.ulfm or re.search(rf"nnlo: rank \d of {strike.ranks} on \S+", outcome.text), told
@@ -351,7 +368,7 @@ def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
     """Return for how long, in seconds, a living worker made no step about the time of the strike."""
     longest_s = 0.0
     for rank in strike.workers:
-        if rank != strike.victim:
+        if rank != strike.victim and not (strike.heir and strike.victim == 0 and rank == 1):
             at_s = [float(line.split(maxsplit=1)[0]) for line in _lines(folder, rank)]
             gaps = [
                 after - before
@@ -449,10 +466,13 @@ def _used(folder: Path, rank: int) -> Counter[int]:
 
 
 def _check_used(strike: Strike, folder: Path, told: str) -> None:
-    """Check that each sample of each epoch was trained on: by the living, or once more than by the dead."""
-    living = [rank for rank in strike.workers if rank != strike.victim]
-    used = sum((_used(folder, rank) for rank in living), Counter())
-    dead = _used(folder, strike.victim)
+    """Check that each sample of each epoch was trained on: by the living, or once more than by the dead.
+
+    A worker that serves since the server's death counts as dead: it trains no more.
+    """
+    gone = {strike.victim, *([1] if strike.heir and strike.victim == 0 else [])}
+    used = sum((_used(folder, rank) for rank in strike.workers if rank not in gone), Counter())
+    dead = sum((_used(folder, rank) for rank in gone), Counter())
     assert max(used.values(), default=0) <= EPOCHS, told
     lost = sum(used[number] + dead[number] < EPOCHS for number in range(SAMPLES))
     if lost:
@@ -496,10 +516,12 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=6)
     options.add_argument("--jobs", type=int, default=1, help="how many at a time; stalls get longer")
     options.add_argument("--spared", action="store_true", help="only trainings with a spare")
+    options.add_argument("--heir", action="store_true", help="only trainings whose first worker is the heir")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
     given = options.parse_args()
     mpi, table = running_mpi(), _Table()
-    chosen = list(enumerate(strikes(given.seed, given.count, ulfm=mpi == "Open MPI", spared=given.spared), 1))
+    kinds = {"ulfm": mpi == "Open MPI", "spared": given.spared, "heir": given.heir}
+    chosen = list(enumerate(strikes(given.seed, given.count, **kinds), 1))
     if given.only is not None:
         chosen = [chosen[given.only - 1]]
     with ThreadPoolExecutor(given.jobs) as jobs:

@@ -78,6 +78,20 @@ def test_a_spare_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path
 
 
 @needs_ulfm
+@pytest.mark.parametrize("algorithm", ["Downpour", "EASGD"])
+@pytest.mark.framework("torch")
+def test_a_worker_takes_the_place_of_a_dead_server(algorithm, tmp_path):
+    """It trains no more; the others train on each sample of each epoch that it has not used."""
+    strike = Strike("torch", algorithm, 1, 0, moment="part", turn=2, heir=True)
+    outcome = run(strike, tmp_path)
+    assert judge(strike, outcome, tmp_path) == "finished"
+    assert not outcome.late
+    words = r"rank 0 on \S+, the server, has died; rank 1 serves in its place and trains no more, from a copy"
+    assert re.search(words, outcome.text)
+    assert "finished: ('rank 0 on " in outcome.text
+
+
+@needs_ulfm
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.framework("torch")
 def test_one_spare_takes_the_place_of_either_of_two_servers(victim, tmp_path):

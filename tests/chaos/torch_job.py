@@ -12,7 +12,7 @@ from mpi4py import MPI
 import nnlo_torch
 from tests.chaos import moments
 
-folder, algorithm, (servers, spares) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
+folder, algorithm, (servers, spares, heir) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
 EPOCHS, SAMPLES = 3, 1200
 rank = MPI.COMM_WORLD.Get_rank()
 moments.prepare(folder, rank)  # before nnlo registers what it does at the end
@@ -38,7 +38,8 @@ model = Net()
 data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 3), torch.arange(SAMPLES))
 plain = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
 (folder / f"pid{rank}").write_text(str(os.getpid()))
-optimizer = getattr(nnlo_torch, algorithm)(plain, servers=servers, spares=spares, model=model)
+ranks = {"servers": servers, "spares": spares, "heir": bool(heir)}
+optimizer = getattr(nnlo_torch, algorithm)(plain, model=model, **ranks)
 sampler = nnlo_torch.ShardSampler(data, shuffle=True, assignment="dynamic", unit=10)
 loader = torch.utils.data.DataLoader(data, batch_size=10, sampler=sampler)
 checkpoint = nnlo_torch.Checkpoint(folder / "run", optimizer, minutes=0.1 / 60)

@@ -40,6 +40,7 @@ class Job(NamedTuple):
     minutes: float  # between two checkpoints; they are written after each epoch, too
     pause_s: float  # the longest between two batches
     spares: int = 0
+    heir: bool = False
 
 
 def run(job, folder, fault=None):
@@ -48,7 +49,7 @@ def run(job, folder, fault=None):
     def program(world):
         model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
         inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if job.wrapper is nt.GEM else 0.0)
-        ranks = {"servers": job.servers, "spares": job.spares}
+        ranks = {"servers": job.servers, "spares": job.spares, "heir": job.heir}
         optimizer = job.wrapper(inner, model=model, world=world, **ranks)
         data = torch.ones(SAMPLES, 2)
         sampler = nt.ShardSampler(data, optimizer=optimizer, assignment=job.assignment)
@@ -129,6 +130,46 @@ def test_whatever_server_dies_a_spare_serves_and_the_checkpoints_are_whole(
         assert dead in ([victim], []), fault
         for epoch in range(EPOCHS if wrapper is not nt.Steady else 0):  # it counts progress, not samples
             assert sum(end[epoch] for end in ends[servers : servers + WORKERS]) == SAMPLES, fault
+    for path in folder.glob("checkpoint-??????"):
+        SavedCheckpoint.open(path, int(path.name[-6:])).verify()
+    again, _ = run(job, folder)
+    assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(24, 600))]
+)
+def test_whenever_the_server_dies_the_first_worker_serves_and_the_checkpoints_are_whole(
+    seed, tmp_path_factory, monkeypatch
+):
+    """At each message: the heir is within a step, a lease, a mean, a pause, a save or its end."""
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+    draw = random.Random(seed)
+    job = Job(
+        WRAPPERS[seed % len(WRAPPERS)],
+        servers=1,
+        assignment=draw.choice(["static", "dynamic"]),
+        minutes=draw.choice([0, 0.02 / 60]),
+        pause_s=draw.choice([0, 0.004]),
+        heir=True,
+    )
+    _, reached = run(job, tmp_path_factory.mktemp("unharmed"))
+    points = {name: count for (rank, name), count in reached.items() if rank == 0 and name != "gather"}
+    point = draw.choice(sorted(points))
+    fault, folder = (0, point, draw.randint(1, points[point])), tmp_path_factory.mktemp("run")
+    try:
+        ends, _ = run(job, folder, fault)
+    except PeerLostError as error:
+        assert "before the first worker had a copy" in str(error), fault  # noqa: PT017 - else it goes on
+    else:
+        dead = [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)]
+        assert dead in ([0], []), fault
+        leased = job.assignment == "dynamic" and job.wrapper in (nt.Downpour, nt.DynSGD, nt.EASGD)
+        if leased:  # else the share of the heir is missing from then on, or the rest of its last lease
+            assert sum(sum(end.values()) for end in ends[1:]) >= EPOCHS * SAMPLES, fault
     for path in folder.glob("checkpoint-??????"):
         SavedCheckpoint.open(path, int(path.name[-6:])).verify()
     again, _ = run(job, folder)

@@ -23,7 +23,7 @@ from nnlo_common.training._rank_options import (
 )
 from nnlo_common.training._session import Session
 
-NAMES = ["servers", "group_size", "all_reduce", "stall_timeout_s", "spares"]
+NAMES = ["servers", "group_size", "all_reduce", "stall_timeout_s", "spares", "heir"]
 
 
 def test_all_that_names_them_has_the_same_names():

@@ -1,4 +1,4 @@
-"""Spare ranks: copies of the server's state, and trainings that go on when it dies, in one process."""
+"""Spares and heirs: copies of the server's state, and trainings that go on when it dies, in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nnlo_common import (
     Synchronous,
 )
 from nnlo_common.cluster._topology import Topology
-from nnlo_common.protocol import Kind, Received
+from nnlo_common.protocol import Kind, Received, Standing
 from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
 from nnlo_common.testing import MemoryCluster
 from nnlo_common.training import _spare_rank, _state_copies
@@ -55,34 +55,36 @@ class Told(logging.Handler):
 
     def emit(self, record):
         text = record.getMessage()
-        if any(words in text for words in ("serves in its place", "a spare", "lost commits")):
+        if any(
+            words in text for words in ("serves in its place", "a spare", "lost commits", "would have served")
+        ):
             self.lines.append(text.removeprefix("nnlo: "))
 
 
-def train(name, faults, *, servers=1, spares=1, epochs=3, steps=7):
-    """Train two workers on a problem whose solution is 1, 2, 3; return what each rank has at the end."""
+def train(name, faults, *, servers=1, spares=1, epochs=3, steps=7, workers=2, heir=False):
+    """Train workers on a problem whose solution is 1, 2, 3; return what each rank has at the end."""
     algorithm, optimizer = ALGORITHMS[name]
     target = np.array([1, 2, 3], "f4")
 
     def program(world):
         start = [np.zeros(2, "f4"), np.zeros(1, "f4")]  # a part for each of two servers
-        roles = {"servers": servers, "spares": spares}
+        roles = {"servers": servers, "spares": spares, "heir": heir}
         me = Participant(algorithm, start, optimizer=optimizer, world=world, **roles)
         means = []
         with me:
-            part = me._member.part
             for epoch in range(epochs):
-                for _ in me.batches(range(2 * steps)):
+                for _ in me.batches(range(workers * steps)):
                     for gradient, point, best in zip(
                         me.gradients, me.point, np.split(target, [2]), strict=True
                     ):
                         gradient[:] = point - best
                     me.step()
+                part = me._part  # another one, if this rank has begun to serve
                 answer = part.ask(MeanQuery(values={"epoch": float(epoch)}, weight=1.0, epochs=epoch + 1))
                 means.append((epoch, answer.means["epoch"]))
         return me.role, np.concatenate(me.parameters), means, me.report()
 
-    with MemoryCluster(2 + servers + spares) as cluster:
+    with MemoryCluster(workers + servers + spares) as cluster:
         for rank, point, occurrence in faults:
             cluster.fail(rank, point, occurrence, may_miss=True)
         told = Told()
@@ -532,3 +534,122 @@ def test_the_spare_says_how_old_its_copy_is():
     received, _ = copied({"x": 1})
     assert received.came_s is not None
     assert _spare_rank.ReceivedCopies is ReceivedCopies
+
+
+# -- heirs: a worker that serves in the place of a dead server ----------------------------------------------
+
+INHERITED = (
+    r"rank 0 on \S+, the server, has died; rank 1 serves in its place and trains no more, from a copy of"
+)
+
+
+def train_with_heir(name, faults, **options):
+    return train(name, faults, spares=0, workers=3, heir=True, **options)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize(("point", "occurrence"), [*POINTS, ("receive LEAVE", 3), ("send ANSWER", 12)])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_wherever_the_server_dies_the_first_worker_serves_and_the_others_train_on(name, point, occurrence):
+    results, told = train_with_heir(name, [(0, point, occurrence)])
+    for role, parameters, means, _ in results[1:]:
+        assert means == [(epoch, float(epoch)) for epoch in range(3)], role
+        assert np.abs(parameters).max() > 0.1, role
+        assert np.abs(parameters - [1, 2, 3]).max() < 2.5, role
+    role, _, _, report = results[1]
+    others = [role for role, *_ in results[2:]]
+    assert others == ["worker 1", "worker 2"]
+    if role == "worker 0":
+        assert not isinstance(results[0], Exception) or point in ("send ANSWER", "receive LEAVE")
+        assert told == []
+        return
+    assert role == "server 0"
+    assert re.match(INHERITED, told[0])
+    assert len(report.lost) == 1
+    assert re.match(INHERITED, report.lost[0])
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "easgd", "rounds"])
+@pytest.mark.parametrize("occurrence", [3, 8])
+def test_an_heir_begins_with_the_bits_and_the_commits_of_the_copy(name, occurrence, monkeypatch):
+    seen, inherit = [], _spare_rank.SpareRank.inherit
+
+    def watched(self, known, dead):
+        rule = known.copies.state()["server"]["server"]["rule"]
+
+        def note():
+            server = self.server
+            same = server.rule.center.tobytes() == np.asarray(rule["center"]).tobytes()
+            seen.append((same, server.rule.clock == rule["clock"], server.peers[1].standing))
+
+        self.on_taking_over.append(note)
+        inherit(self, known, dead)
+
+    monkeypatch.setattr(_spare_rank.SpareRank, "inherit", watched)
+    results, _ = train_with_heir(name, [(0, "receive EXCHANGE", occurrence)])
+    assert results[1][0] == "server 0"
+    assert seen == [(True, True, Standing.LOST)]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_after_the_server_has_died_a_synchronous_step_waits_for_the_workers_that_are_left():
+    results, _ = train_with_heir("synchronous", [(0, "receive EXCHANGE", 4)])
+    two, three = (results[rank][1].tobytes() for rank in (2, 3))
+    assert two == three == results[1][1].tobytes()
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["synchronous", "rounds"])
+def test_an_heir_changes_no_bit_while_nobody_dies(name):
+    with_heir, told = train_with_heir(name, [])
+    without, _ = train(name, [], spares=0, workers=3)
+    assert told == []
+    for here, there in zip(with_heir, without, strict=True):
+        assert here[0] == there[0]
+        assert here[1].tobytes() == there[1].tobytes()
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_once_the_heir_is_dead_the_server_is_not_replaced():
+    results, told = train_with_heir("downpour", [(1, "send EXCHANGE", 3)])
+    assert isinstance(results[1], Exception)
+    assert told == ["rank 1 would have served in the server's place; the server's death now ends the job"]
+    assert [results[rank][2] for rank in (0, 2, 3)] == [[(epoch, float(epoch)) for epoch in range(3)]] * 3
+    with pytest.raises(PeerLostError, match="a server of the centre has died"):
+        train_with_heir("downpour", [(1, "send EXCHANGE", 2), (0, "receive EPOCH", 2)])
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_the_server_and_a_worker_that_is_not_the_heir_die():
+    results, _ = train_with_heir("downpour", [(0, "receive EXCHANGE", 6), (2, "send EXCHANGE", 4)])
+    assert [isinstance(result, Exception) for result in results] == [True, False, True, False]
+    assert results[1][0] == "server 0"
+    assert results[3][2] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+def test_without_a_copy_no_worker_serves():
+    with pytest.raises(PeerLostError, match="the server has died before the first worker had a copy"):
+        train_with_heir("downpour", [(0, "send COPY", 1)])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"servers": 2}, "heir=True with servers=2 is not possible"),
+        ({"group_size": 2}, "heir=True with group_size=2 is not possible"),
+        ({"spares": 1}, "heir=True with spares=1 is not possible"),
+    ],
+)
+def test_an_heir_is_refused_where_it_cannot_serve(options, told):
+    with pytest.raises(ConfigurationError, match=told):
+        Participant(Downpour(), [np.zeros(2, "f4")], optimizer=SGD(0.1), heir=True, **options)
+
+
+def test_an_heir_is_refused_where_nobody_would_train_on():
+    def program(world):
+        with Participant(Downpour(), [np.zeros(2, "f4")], optimizer=SGD(0.1), world=world, heir=True):
+            pass
+
+    with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="heir=True with one worker"):
+        cluster.run(program, TIMEOUT_S)

@@ -344,7 +344,11 @@ class CheckpointManager:
 
     def _save_now(self, *, last: bool = False, between: bool = False) -> bool:
         with span("checkpoint", "copies"):
-            return self._saving.save(last=last, between=between)
+            saving = self._saving
+            done = saving.save(last=last, between=between)
+            if between and not done and self._saving is not saving:  # this rank has begun to serve
+                done = self._saving.save(last=last, between=between)
+            return done
 
     def _advice(self) -> str:
         number = self.store.last()
@@ -592,11 +596,12 @@ class CheckpointManager:
 
 
 def _saved_as(team: Session | None) -> int:
-    """Return the rank whose part this rank saves; a spare has that of the server in whose place it serves."""
+    """Return the rank whose part this rank saves: that of the server in whose place it serves, if it does."""
     if team is None:
         return 0
     server = team.member.server
-    return server.shard if server is not None and team.member.role.startswith("spare") else team.rank
+    replaces = team.member.role.startswith(("spare", "worker"))
+    return server.shard if server is not None and replaces else team.rank
 
 
 def _sizes(facts: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -297,6 +297,7 @@ class _PartSaving(Saving):
     def __init__(self, store: Store, team: Session, state: SavedRank, file: str) -> None:
         super().__init__(store, team.rank, state, file)
         self._team, team.before_close = team, self.finish
+        self._trains = not team.serves
         if team.serving is not None:
             team.serving.keeper = self
 
@@ -308,6 +309,8 @@ class _PartSaving(Saving):
     def save(self, *, last: bool = False, between: bool = False) -> bool:  # noqa: ARG002 - some need it
         """Save together with all other ranks; False on a worker whose pause was cancelled."""
         self._wait()
+        if self._trains and self._team.serves:  # since this was called; another saves in its place
+            return False
         if not self._team.pause(between=between):
             return False
         if not self._team.serves:
