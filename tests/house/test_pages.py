@@ -49,15 +49,7 @@ def blocks_of(page):
     return dict(enumerate(blocks))
 
 
-#: Blocks that need what the commands before them have made; the tutorial's own test runs them.
-FOLLOWS = {("docs/tutorial_root.md", 2)}
-PROGRAMS = [
-    (page, number)
-    for page in PAGES
-    if page != OTHER_PACKAGES
-    for number in blocks_of(page)
-    if (page, number) not in FOLLOWS
-]
+PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
 #: Tutorials whose commands a test runs one after another, as readers do.
 LESSONS = [
     "docs/tutorial_files.md",
