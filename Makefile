@@ -152,7 +152,7 @@ docs: .venv-docs/stamp-docs ## build the documentation site in build/site; a bro
 
 pictures: .venv/stamp-pictures ## make the pictures of the documentation and the outputs of its notebook anew; needs chromium
 	$(say) 'python pictures/losses.py, and its like'
-	@for picture in losses limits report curve; do .venv/bin/python pictures/$$picture.py || exit; done
+	@for picture in losses limits report curve tiles; do .venv/bin/python pictures/$$picture.py || exit; done
 	@.venv/bin/python pictures/notebook.py docs/notebooks/laboratory.ipynb
 
 packages: .venv-packages/stamp-packages ## build wheel and source archive in dist/, and train from each in a fresh environment

@@ -39,7 +39,7 @@ from nnlo_common.training._early_stopping import EarlyStopping, Target
 from nnlo_common.training._participant import Participant
 from nnlo_common.training._rank_parts import TrainingReport
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Adadelta",

@@ -1,6 +1,7 @@
-"""Pictures of a run: the page that `nnlo report` makes, and the timeline of its ranks.
+"""Pictures of a run, the page of `nnlo report` and the timeline of its ranks, and of the page of a search.
 
-`python pictures/report.py` trains a small network on 3 ranks; it needs PyTorch, h5py and a Chromium.
+`python pictures/report.py` trains and tunes a small network on 3 ranks; it needs PyTorch, h5py, Optuna and a
+Chromium.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ OPTIONS = (
         "--metrics",
         "accuracy",
     ),
-    *("--epochs", "6", "--batch", "25", "--optimizer", "adam", "--learning-rate", "0.002"),
-    "--timeline",
+    *("--batch", "25"),
 )
+OF_RUN = ("--epochs", "6", "--optimizer", "adam", "--learning-rate", "0.002", "--timeline")
+OF_SEARCH = ("--epochs", "2", "--objective", "val_accuracy", "--num-iterations", "16", "--seed", "1")
 
 
 def photograph(page: Path, picture: Path) -> None:
@@ -83,12 +85,14 @@ def main() -> None:
         folder = Path(name)
         run(1, "examples/fashion_files.py", str(folder / "data"))
         lists = ("--train", str(folder / "data/train.h5"), "--val", str(folder / "data/test.h5"))
-        run(3, "-m", "nnlo_common", "train", *OPTIONS, *lists, "--run", str(folder / "run"))
+        run(3, "-m", "nnlo_common", "train", *OPTIONS, *OF_RUN, *lists, "--run", str(folder / "run"))
         run(1, "-m", "nnlo_common", "report", str(folder / "run"))
         photograph(folder / "run" / "report.html", PICTURES / "report.png")
         figure = go.Figure(bars(folder / "run"))
         figure.update_xaxes(title="milliseconds")
         save(figure, "timeline.svg", height=260, barmode="overlay", legend={"orientation": "h", "y": 1.2})
+        run(3, "-m", "nnlo_common", "tune", *OPTIONS, *OF_SEARCH, *lists, "--run", str(folder / "search"))
+        photograph(folder / "search" / "report.html", PICTURES / "search.png")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ The folder, --run or ./advice, gets advice.html and advice.json. docs/advise.md 
         short="compute a trained model's outputs for all samples of files",
         usage="MODEL [MODEL ...] --data FILE [FILE ...] --out FILE [options]",
         text="""\
-Compute a model's outputs for all samples of HDF5 files, with all ranks:
+Compute a model's outputs for all samples of files, with all ranks:
 
   mpiexec -n 8 nnlo predict runs/net-1 --data 'events/*.h5' --out scores.h5 --keep event_id
   nnlo predict net.keras --data events.list --features-name jets --out scores.npy

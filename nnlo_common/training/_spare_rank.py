@@ -66,7 +66,7 @@ _WITHOUT_SAMPLES: Mapping[type[Query[Any]], Answer] = {
 
 
 @dataclass(slots=True)
-class _Inheritance:
+class _ServerInheritance:
     """What a worker knows when it begins to serve in the place of a dead server.
 
     Attributes:
@@ -236,7 +236,7 @@ class SpareRank(ServerRank):
             return cast("AnswerT", _WITHOUT_SAMPLES[type(query)])
         return super().ask(query)
 
-    def inherit(self, known: _Inheritance, dead: int) -> None:
+    def inherit(self, known: _ServerInheritance, dead: int) -> None:
         """Take over from a dead server with what this rank knows as a worker."""
         rank = self._server.rank
         (index,) = self._received
@@ -524,7 +524,7 @@ class HeirRank(WorkerRank):
     ) -> None:
         super().__init__(endpoint, worker, queries, hosts, **options)
         self._others, self._serve = frozenset(others), serve
-        self._known = _Inheritance()
+        self._known = _ServerInheritance()
         self.serving: SpareRank | None = None
         self.on_taking_over: list[Callable[[], object]] = []
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
@@ -28,6 +29,7 @@ __all__ = [
     "environment",
     "launcher",
     "mpiexec",
+    "remove_left_by_hydra",
     "running",
     "running_mpi",
     "start_of",
@@ -62,7 +64,20 @@ def _settings() -> dict[str, str]:
     # of the same id has left one.
     own = tempfile.mkdtemp(prefix="nnlo-")
     atexit.register(shutil.rmtree, own, ignore_errors=True)
+    atexit.register(remove_left_by_hydra)
     return wheel | _TEST_SETTINGS | {"PRTE_MCA_prte_tmpdir_base": own}
+
+
+def remove_left_by_hydra(folder: Path = Path("/tmp")) -> None:
+    """Remove what MPICH's killed launchers have left, in /tmp whatever TMPDIR says; not while one runs."""
+    now = time.time()
+    for one in psutil.process_iter(["name", "status"]):
+        if one.info["name"] == "hydra_pmi_proxy" and one.info["status"] != psutil.STATUS_ZOMBIE:
+            return
+    for path in folder.glob("hydra_hwloc_xmlfile_*"):
+        with contextlib.suppress(OSError):  # of another user, or removed by another worker of these tests
+            if path.stat().st_mtime < now:
+                path.unlink()
 
 
 def launcher() -> Path:

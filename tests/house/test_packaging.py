@@ -100,5 +100,9 @@ def test_the_easybuild_recipe_has_what_pyproject_asks_for():
         assert name == "numpy" or at_least(had[name], bound), name
 
 
+def test_the_citation_names_the_version():
+    assert f"\nversion: {RELEASE}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_the_release_notes_are_of_the_version_in_the_making():
     assert f"## {RELEASE}" in (ROOT / "docs" / "releases.md").read_text()

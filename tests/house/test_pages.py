@@ -49,15 +49,7 @@ def blocks_of(page):
     return dict(enumerate(blocks))
 
 
-#: Blocks that need what the commands before them have made; the tutorial's own test runs them.
-FOLLOWS = {("docs/tutorial_root.md", 2)}
-PROGRAMS = [
-    (page, number)
-    for page in PAGES
-    if page != OTHER_PACKAGES
-    for number in blocks_of(page)
-    if (page, number) not in FOLLOWS
-]
+PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
 #: Tutorials whose commands a test runs one after another, as readers do.
 LESSONS = [
     "docs/tutorial_files.md",
@@ -127,6 +119,12 @@ def test_a_block_runs_on_several_ranks(page, number, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "/reference/" not in page])
+def test_a_page_begins_with_whom_it_is_for_or_what_one_will_have(page):
+    begin = re.sub(r"^#.*\n+", "", (ROOT / page).read_text())
+    assert begin.startswith(("For ", "You will have: ")) or page == "README.md"
+
+
 @pytest.mark.parametrize("page", ELSEWHERE)
 def test_a_page_that_is_run_elsewhere_is_named_there(page):
     for test in ELSEWHERE[page].split():
@@ -138,7 +136,7 @@ def test_a_page_that_is_run_elsewhere_is_named_there(page):
 @pytest.mark.parametrize("page", ["docs/tutorial_keras.md", "docs/tutorial_torch.md"])
 def test_the_commands_of_a_tutorial_run_in_one_folder(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    program = written(page, 1, tmp_path)
+    program = written(page, 0, tmp_path)
     env = environment(program.read_text())
     assert alone(program, timeout_s=100, env=env).returncode == 0
     done = mpiexec(3, program, timeout_s=200, env=env)
