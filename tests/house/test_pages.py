@@ -49,7 +49,15 @@ def blocks_of(page):
     return dict(enumerate(blocks))
 
 
-PROGRAMS = [(page, number) for page in PAGES if page != OTHER_PACKAGES for number in blocks_of(page)]
+#: Blocks that read what commands before them have written: they run where the whole tutorial is followed.
+AFTER_COMMANDS = {("docs/tutorial_root.md", 2)}
+PROGRAMS = [
+    (page, number)
+    for page in PAGES
+    if page != OTHER_PACKAGES
+    for number in blocks_of(page)
+    if (page, number) not in AFTER_COMMANDS
+]
 #: Tutorials whose commands a test runs one after another, as readers do.
 LESSONS = [
     "docs/tutorial_files.md",
