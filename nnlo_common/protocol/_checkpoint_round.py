@@ -298,6 +298,8 @@ class CheckpointRound:
         return self._move_on()
 
     def _lose(self, event: Lost) -> list[RoundAction]:
+        if event.rank == self.rank:  # it was a worker, which is gone, and saves as a server
+            return []
         self._lost.add(event.rank)
         self._asking.pop(event.rank, None)
         return self._move_on()

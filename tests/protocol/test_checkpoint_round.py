@@ -368,3 +368,16 @@ def test_in_any_order_nobody_waits_for_ever_and_a_checkpoint_has_all_parts_or_a_
         if not closed.trouble:
             assert wrote == cluster.saved_by[number]
             assert 0 in wrote
+
+
+def test_a_worker_that_serves_now_saves_though_the_worker_is_gone():
+    machine = CheckpointRound(1, takes_over=True)
+    for event in (Lost(0), Lost(1), Due(last=False)):
+        assert machine.handle(event) == []
+    assert machine.handle(AllPaused(1, WORKERS, WORKERS)) == [CopyOwn(), OpenDraft()]
+    assert machine.handle(OPENED) == [WriteOwn()]
+    for rank in sorted(WORKERS):
+        assert machine.handle(DraftAsked(rank, 1)) == [told(rank, 1)]
+        assert machine.handle(reported(rank)) == []
+    assert machine.handle(reported(1)) == [CloseDraft((part(1), part(2), part(3)), "")]
+    machine.validate()
