@@ -172,6 +172,7 @@ class BFloat16Reducer(Reducer):
     def __init__(self, group: Group) -> None:
         super().__init__(group)
         self._residual: Vector = np.zeros(0, np.float32)
+        self._room, self._halves = np.zeros((2, 0), np.float32), np.zeros(0, np.uint16)
         self._marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
     def fit(self, layout: Layout) -> None:
@@ -202,13 +203,17 @@ class BFloat16Reducer(Reducer):
     def _add_up(self, piece: Vector, residual: Vector) -> None:
         size, index, count = len(self._group.ranks), self._group.index, piece.size
         width = -(-count // size)
-        mine, spare = np.zeros((2, size * width), np.float32)
-        halves = np.empty(size * width, np.uint16)
+        if self._halves.size < size * width:
+            self._room = np.empty((2, size * width), np.float32)
+            self._halves = np.empty(size * width, np.uint16)
+        (mine, spare), halves = self._room[:, : size * width], self._halves[: size * width]
         np.add(piece, residual, out=mine[:count])
+        mine[count:] = 0
         to_bfloat16(mine, halves, spare)
         _keep(mine[:count], residual)
         dealt = self._group.deal(halves.reshape(size, width))
-        total, other = np.zeros((2, width), np.float32)
+        total, other = self._room[:, :width]  # nothing else needs them now
+        total.fill(0)
         for halves_of in dealt:
             from_bfloat16(halves_of, other)
             np.add(total, other, out=total)

@@ -231,32 +231,20 @@ class MPIGroup:
 
     def add_up(self, vector: Vector) -> None:
         """Replace the vector by the sum over all ranks."""
-        with self._leaving_together():
-            for start in range(0, vector.size, _PIECE):
-                piece = vector[start : start + _PIECE]
-                if self._naps:
-                    _finish(self._comm.Iallreduce(MPI.IN_PLACE, piece))
-                else:
-                    self._comm.Allreduce(MPI.IN_PLACE, piece)
+        for start in range(0, vector.size, _PIECE):
+            piece = vector[start : start + _PIECE]
+            self._together(self._comm.Allreduce, self._comm.Iallreduce, MPI.IN_PLACE, piece)
 
     def deal(self, rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
         """Give each rank its row; return the rows that all have for this one, by rank."""
         found = np.empty_like(rows)
-        with self._leaving_together():
-            if self._naps:
-                _finish(self._comm.Ialltoall(rows, found))
-            else:
-                self._comm.Alltoall(rows, found)
+        self._together(self._comm.Alltoall, self._comm.Ialltoall, rows, found)
         return found
 
     def show(self, row: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
         """Return the rows of all ranks, equally long."""
         found = np.empty((len(self.ranks), row.size), row.dtype)
-        with self._leaving_together():
-            if self._naps:
-                _finish(self._comm.Iallgather(row, found))
-            else:
-                self._comm.Allgather(row, found)
+        self._together(self._comm.Allgather, self._comm.Iallgather, row, found)
         return found
 
     def broadcast(self, data: npt.NDArray[np.uint8]) -> _MPIBroadcast:
@@ -266,11 +254,7 @@ class MPIGroup:
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""
-        with self._leaving_together():
-            if self._naps:
-                _finish(self._comm.Ibarrier())
-            else:
-                self._comm.Barrier()
+        self._together(self._comm.Barrier, self._comm.Ibarrier)
 
     def twin(self) -> MPIGroup:
         """Return another group of the same ranks, which another thread may use."""
@@ -301,6 +285,16 @@ class MPIGroup:
         """Free the communicator."""
         with contextlib.suppress(*[MPI.Exception] if self._survives_loss else []):
             self._comm.Free()
+
+    def _together(
+        self, wait: Callable[..., object], begin: Callable[..., MPI.Request], *arguments: Any
+    ) -> None:
+        """Make a collective call: in one go, or so that a waiting rank leaves its core to others."""
+        with self._leaving_together():
+            if self._naps:
+                _finish(begin(*arguments))
+            else:
+                wait(*arguments)
 
     @contextlib.contextmanager
     def _leaving_together(self) -> Iterator[None]:
