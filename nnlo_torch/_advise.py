@@ -184,8 +184,7 @@ class TorchProbed:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigurationError(
                 f"loss(model(x), y) returned {type(loss).__name__} {loss!r:.60}, and not one number; give "
-                f"the "
-                "function that the loop uses"
+                "the function that the loop uses"
             )
         return loss
 
@@ -224,8 +223,7 @@ def _first(some: Any) -> torch.Tensor:
     if not isinstance(some, torch.Tensor) or not some.ndim:
         raise ConfigurationError(
             f"a batch has a {type(some).__name__} where tensors of samples were expected; give batches (x, "
-            f"y) "
-            "of tensors"
+            "y) of tensors"
         )
     return some
 

@@ -123,8 +123,7 @@ def added(total: dict[str, Any], more: Mapping[str, Any], name: str) -> dict[str
         if key in total and np.shape(total[key]) != one.shape:
             raise ConfigurationError(
                 f"the figure {name!r} returned {key} of shape {one.shape}, and before of "
-                f"{np.shape(total[key])}; "
-                "return the same shapes for each batch"
+                f"{np.shape(total[key])}; return the same shapes for each batch"
             )
     return {**total, **{key: total[key] + one if key in total else _wide(one) for key, one in found.items()}}
 

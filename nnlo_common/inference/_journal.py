@@ -45,8 +45,7 @@ def full_disk(path: Path, error: OSError) -> ConfigurationError:
     """Return the error about a result that cannot be written further."""
     return ConfigurationError(
         f"{path} cannot be written further ({error.strerror or error}); make room, then rerun the same "
-        f"command: "
-        "what is written stays"
+        "command: what is written stays"
     )
 
 
@@ -90,8 +89,7 @@ class ResultJournal:
             elif self.path.exists() or self.path.is_symlink():
                 raise ConfigurationError(
                     f"{self.path} exists already; name another file, delete it, or overwrite it with "
-                    f"--overwrite "
-                    "(overwrite=True)"
+                    "--overwrite (overwrite=True)"
                 )
             new_folder(self.folder)
             hold_lock(self._lock, f"writing {self.path}", "file")
@@ -173,9 +171,8 @@ class ResultJournal:
             if there.get(name) != self._facts.get(name):
                 raise ConfigurationError(
                     f"{self.folder} has another result under way: its {name} is {there.get(name)!r:.80}, "
-                    f"here it is "
-                    f"{self._facts.get(name)!r:.80}; name another file, or begin anew with --overwrite "
-                    "(overwrite=True)"
+                    f"here it is {self._facts.get(name)!r:.80}; name another file, or begin anew with "
+                    "--overwrite (overwrite=True)"
                 )
         return True
 

@@ -104,9 +104,8 @@ class Labelling:
         found = np.asarray(self._function(values))
         if found.shape != values.shape or found.dtype.kind not in "biu" or (found.size and found.min() < 0):
             raise ConfigurationError(
-                f"objects returned {found.dtype} of shape {found.shape} for a map of {values.shape}; "
-                f"return whole "
-                "numbers from 0, of the same shape"
+                f"objects returned {found.dtype} of shape {found.shape} for a map of {values.shape}; return "
+                "whole numbers from 0, of the same shape"
             )
         # 0 is no object; whatever the function calls the others, here they are 1, 2, 3, ...
         numbers, inverse = np.unique(found, return_inverse=True)
@@ -427,8 +426,7 @@ class FoundRows:
             what = f"the begins and ends along {axes} axes" if self._boxes else f"its place along {axes} axes"
             raise ConfigurationError(
                 f"the function for {'boxes' if self._boxes else 'points'} returned an array of shape "
-                f"{found.shape}; "
-                f"return a row for each, with {what}, and more if you like"
+                f"{found.shape}; return a row for each, with {what}, and more if you like"
             )
         found = found.copy()
         origin = np.array([one.start for one in region], float)
@@ -543,7 +541,6 @@ def whole_of(wholes: Mapping[str, Whole], axes: int, items: bool, what: str) -> 
         shapes = ", ".join(f"{key} {list(value.shape)}" for key, value in wholes.items())
         raise ConfigurationError(
             f"{what} need one map without channels, but the result is {shapes}; reduce it, e.g. "
-            f"reduce='argmax' or "
-            "reduce=0.5"
+            "reduce='argmax' or reduce=0.5"
         )
     return name, one

@@ -285,9 +285,8 @@ def _link(world: RankWorld | None, job: PieceJob | None) -> _WorkLink:
         return _FirstRank(job, None, 1)
     if not hasattr(world, "mail"):
         raise ConfigurationError(
-            "several ranks of a trial cannot share a prediction; predict after the search, or with one "
-            "rank for "
-            "each trial"
+            "several ranks of a trial cannot share a prediction; predict after the search, or with one rank "
+            "for each trial"
         )
     mail: Mail = world.mail()
     if world.rank != _COORDINATOR:

@@ -204,6 +204,6 @@ def check_fits(name: str, output: npt.NDArray[Any], tile: tuple[int, ...]) -> No
     if output.shape[-len(tile) :] != tile or output.ndim not in (len(tile) + 1, len(tile) + 2):
         raise ConfigurationError(
             f"the model's output {name!r} has the shape {output.shape[1:]} for a tile of {tile}; it must "
-            f"have a value, "
-            "or some channels, for each voxel of the tile (pad its convolutions, and upsample what is pooled)"
+            "have a value, or some channels, for each voxel of the tile (pad its convolutions, and upsample "
+            "what is pooled)"
         )

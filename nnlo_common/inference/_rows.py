@@ -565,8 +565,7 @@ class _Rows:
                 found = "nothing" if one is None else f"{one.dtype} of shape {one.shape[1:]}"
                 raise ConfigurationError(
                     f"the output {name!r} was {whole.dtype} of shape {whole.shape[1:]} for the first "
-                    f"samples, and now "
-                    f"is {found}; return the same for every batch"
+                    f"samples, and now is {found}; return the same for every batch"
                 )
 
     def _tried(self) -> dict[str, Whole]:
@@ -708,6 +707,5 @@ def _sums_of(figure: Figure, name: str, outputs: Named, kept: Named) -> Mapping[
     except KeyError as error:
         raise ConfigurationError(
             f"the figure {name!r} asks for {error}; there are the outputs {', '.join(outputs)}, and the "
-            f"columns "
-            f"{', '.join(kept) or 'none'} of keep"
+            f"columns {', '.join(kept) or 'none'} of keep"
         ) from None

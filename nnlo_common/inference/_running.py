@@ -88,8 +88,7 @@ def agreed(world: RankWorld | None, facts: Mapping[str, Any]) -> None:
                 if name == "model":
                     advice = (
                         "; load the same weights on all ranks, or predict in `with "
-                        "optimizer.evaluation():`, where all "
-                        "ranks have the centre"
+                        "optimizer.evaluation():`, where all ranks have the centre"
                     )
                 error = ConfigurationError(
                     f"rank {rank} has another {name} than rank 0: {theirs.get(name)!r:.80}, not "
@@ -152,9 +151,8 @@ class RecordedJob:
         missing = self._pieces - sum(piece < self._pieces for piece in self._notes)
         if missing and self._journal is not None and self._mine == self._pieces:
             raise ConfigurationError(
-                f"{missing} pieces of {self._journal.path} were written, but are not there: name a file "
-                f"that all "
-                "ranks see, on a shared file system, then run the same command"
+                f"{missing} pieces of {self._journal.path} were written, but are not there: name a file that "
+                "all ranks see, on a shared file system, then run the same command"
             )
         if missing:
             return {"missing": missing, "notes": []}

@@ -56,14 +56,12 @@ def named_arrays(structure: Any, whose: str, rows: int | None = None) -> Named:
         if array.dtype.kind not in "biufc":
             raise ConfigurationError(
                 f"{whose} returned {type(leaf).__name__} as {shown!r}, which is not an array of numbers; "
-                f"return "
-                "arrays, or a dictionary or tuple of them"
+                "return arrays, or a dictionary or tuple of them"
             )
         if rows is not None and (not array.ndim or len(array) != rows):
             raise ConfigurationError(
-                f"{whose} returned {shown!r} of shape {array.shape} for {rows} samples; each output needs "
-                f"a row for "
-                "each sample"
+                f"{whose} returned {shown!r} of shape {array.shape} for {rows} samples; each output needs a "
+                "row for each sample"
             )
         found[shown] = array
     if not found:

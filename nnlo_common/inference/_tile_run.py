@@ -130,8 +130,7 @@ class TileRun(MapRun):
             if one % step and one < volume.shape[axes.index(name)]:
                 raise ConfigurationError(
                     f"a tile of {one} along {name} is not a multiple of {step}, by which the network's "
-                    f"strides divide "
-                    f"it; give {-(-one // step) * step}"
+                    f"strides divide it; give {-(-one // step) * step}"
                 )
         self.tiling = Tiling(
             shape=volume.shape,
@@ -283,8 +282,7 @@ class TileRun(MapRun):
             if one.shape[-len(shape) :] != shape or one.ndim > len(shape) + 1:
                 raise ConfigurationError(
                     f"reduce returned {name!r} of shape {one.shape} for a region of {shape}; it must keep "
-                    f"the axes of "
-                    "the volume"
+                    "the axes of the volume"
                 )
             found[name] = one.reshape(shape) if one.size == math.prod(shape) else one
         return found
@@ -302,11 +300,9 @@ class TileRun(MapRun):
         if None in found:
             raise ConfigurationError(
                 f"the receptive field is unbounded along {axes[found.index(None)]}: each output depends on "
-                f"all of "
-                "the volume, as with attention or a normalisation over it, or on more than could be looked "
-                "at. "
-                "Tiles cannot give what the whole volume would; give a margin by hand, e.g. an eighth of a "
-                "tile"
+                "all of the volume, as with attention or a normalisation over it, or on more than could be "
+                "looked at. Tiles cannot give what the whole volume would; give a margin by hand, e.g. an "
+                "eighth of a tile"
             )
         margin = tuple(one or 0 for one in found)
         if options.multiple is not None:
@@ -349,8 +345,7 @@ class TileRun(MapRun):
         except Exception as error:
             raise ConfigurationError(
                 f"the model, or reduce, fails on a tile of {data[0].dtype}{list(data[0].shape)}: "
-                f"{type(error).__name__}: "
-                f"{error}"
+                f"{type(error).__name__}: {error}"
             ) from error
         lead = (self.volume.items,) if self.volume.has_items else ()
         return {
@@ -637,9 +632,9 @@ class _TileWork:
         for name, whole in run.wholes.items():
             if name not in written or written[name].dtype != whole.dtype:
                 raise ConfigurationError(
-                    f"reduce returned {', '.join(f'{key}: {one.dtype}' for key, one in written.items())} "
-                    f"for a region, "
-                    f"and {name}: {whole.dtype} for the first tile; return the same for every region"
+                    f"reduce returned {', '.join(f'{key}: {one.dtype}' for key, one in written.items())} for "
+                    f"a region, and {name}: {whole.dtype} for the first tile; return the same for every "
+                    "region"
                 )
         self._out.begin(piece)
         for name in run.wholes:

@@ -83,8 +83,7 @@ class Volume:
         if not isinstance(axes, str) or len(set(axes)) != len(axes) or len(axes) != len(shape) or not spatial:
             raise ConfigurationError(
                 f"{name} has {len(shape)} axes, of {shape}; axes={axes!r} must name each once, e.g. 'zyx', "
-                f"'czyx' "
-                "with channels, 'tzyx' for several volumes"
+                "'czyx' with channels, 'tzyx' for several volumes"
             )
         if 0 in shape:
             raise ConfigurationError(f"{name} is empty: its shape is {shape}")
@@ -313,9 +312,8 @@ def cuts_of(
         where = f" along {axis}" if axis else ""
         aligned = f", in steps of {multiple}" if multiple > 1 else ""
         raise ConfigurationError(
-            f"a margin of {margin} at both faces{blended} leave nothing of a tile of "
-            f"{tile}{where}{aligned}; give "
-            f"tiles larger than {lost + multiple - 1}, or a smaller margin"
+            f"a margin of {margin} at both faces{blended} leave nothing of a tile of {tile}{where}{aligned}; "
+            f"give tiles larger than {lost + multiple - 1}, or a smaller margin"
         )
     # The last tile ends with the volume; it may be shorter, but begins where the strides are aligned.
     end = -(-(size - tile) // multiple) * multiple

@@ -370,9 +370,9 @@ class Advice:
         read_s, step_s = float(np.median(facts.read_s)), float(np.median(facts.steps_s[facts.batch]))
         if read_s > step_s:
             yield (
-                f"reading a batch takes {_ms(read_s)}, longer than the step ({_ms(step_s)}): cache the "
-                f"files on a "
-                "local disk (--cache, stage_to=), or start more ranks that read, as each reads its own part"
+                f"reading a batch takes {_ms(read_s)}, longer than the step ({_ms(step_s)}): cache the files "
+                "on a local disk (--cache, stage_to=), or start more ranks that read, as each reads its own "
+                "part"
             )
 
     def _of_batch(self) -> Iterator[str]:
@@ -380,9 +380,9 @@ class Advice:
         if best > self.facts.batch and speed >= _LARGER and surely >= 1.1:
             rate = gain_of(best / self.facts.batch, self.noise.scale / self.facts.batch)
             yield (
-                f"a larger batch: {best} in place of {self.facts.batch} makes {speed:.1f} times the "
-                f"progress in a "
-                f"second on one rank (at least {surely:.1f}), with {rate:.1f} times the learning rate for SGD"
+                f"a larger batch: {best} in place of {self.facts.batch} makes {speed:.1f} times the progress "
+                f"in a second on one rank (at least {surely:.1f}), with {rate:.1f} times the learning rate "
+                "for SGD"
             )
 
     def _of_workers(self) -> Iterator[str]:
@@ -390,9 +390,8 @@ class Advice:
         if worth == 1:
             best = min(self.curve, key=lambda one: one.time)
             yield (
-                f"one worker: with more, each rank does less than half of its work, and none of them makes "
-                f"it more "
-                f"than {1 / best.time:.1f} times as fast; {self._why_one()}"
+                "one worker: with more, each rank does less than half of its work, and none of them makes "
+                f"it more than {1 / best.time:.1f} times as fast; {self._why_one()}"
             )
         else:
             point = next(one for one in self.curve if one.workers == worth)
@@ -446,15 +445,12 @@ class Advice:
         many = [worth_having(scale / batch, 1.0) for scale in (noise.scale, noise.low, noise.high)]
         yield (
             f"The critical batch is {noise} now: steps with fewer samples in all gain with each worker, "
-            f"steps "
-            "with more waste samples."
+            "steps with more waste samples."
         )
         yield (
             f"With batches of {batch}, {_count(many[0])} workers ({_count(many[1])} to {_count(many[2])}) "
-            f"each "
-            f"do half of the work of one alone, by their gradients; with messages and servers on this "
-            f"machine, "
-            f"{self.workers_worth_having} are worth having."
+            "each do half of the work of one alone, by their gradients; with messages and servers on this "
+            f"machine, {self.workers_worth_having} are worth having."
         )
         first = self.facts.noise[0]
         if noise.scale > 0 and first.scale > 0 and math.isfinite(noise.scale + first.scale):
@@ -466,9 +462,8 @@ class Advice:
         for point in self.curve:
             yield (
                 f"{point.workers} workers ({point.layout.ranks.size} ranks): {1 / point.time:.2f} times as "
-                f"fast "
-                f"as one ({1 / point.high:.2f} to {1 / point.low:.2f}), {point.core_hours:.2f} times the "
-                f"core-hours."
+                f"fast as one ({1 / point.high:.2f} to {1 / point.low:.2f}), {point.core_hours:.2f} times "
+                "the core-hours."
             )
 
     def _layout_lines(self) -> Iterator[str]:
@@ -476,8 +471,7 @@ class Advice:
             low, high = one.prediction.spread
             yield (
                 f"{ranks} ranks: {one.flags} (in a script {one.call}): {one.prediction.batches_per_s:.4g} "
-                f"batches "
-                f"a second ({low:.4g} to {high:.4g}), {one.speed:.1f} times as fast as one process "
+                f"batches a second ({low:.4g} to {high:.4g}), {one.speed:.1f} times as fast as one process "
                 f"({one.low:.1f} to {one.high:.1f})."
             )
         own = self.layout(Ranks.of(EASGD(every=10), RANKS[1]))
@@ -530,8 +524,7 @@ class Advice:
             together = facts.batch * self.workers_worth_having
             yield (
                 f"The root of the {facts.samples} samples is {math.sqrt(facts.samples):.0f}, a common first "
-                f"guess "
-                f"for the samples of a step; {self.workers_worth_having} workers have {together}."
+                f"guess for the samples of a step; {self.workers_worth_having} workers have {together}."
             )
 
     def _memory_lines(self) -> Iterator[str]:
@@ -558,8 +551,7 @@ class Advice:
         if left is not None and self.worker_bytes() > left + min(facts.peak_bytes.values(), default=0):
             yield (
                 "A worker does not fit beside what else is in this memory: this is a case for a smaller "
-                "model or "
-                "batch, or for model parallelism, which nnlo does not do."
+                "model or batch, or for model parallelism, which nnlo does not do."
             )
 
     def _float16_lines(self) -> Iterator[str]:
@@ -591,8 +583,7 @@ class Advice:
         elif facts.link is None:
             yield (
                 "The network: it was taken to have 20 us and 3 GB/s. Start the probe on two hosts "
-                "(mpiexec), or "
-                "give what nnlo doctor measures there as --link."
+                "(mpiexec), or give what nnlo doctor measures there as --link."
             )
         yield "How much accuracy is lost by algorithms whose workers step by themselves, such as EASGD."
         if not facts.validated:

@@ -304,8 +304,7 @@ class _TimedSteps:
         if not math.isfinite(loss):
             raise ConfigurationError(
                 f"the loss is {loss} in step {len(self.losses)} of the probe; lower the learning rate, or "
-                f"check "
-                "the data for NaN"
+                "check the data for NaN"
             )
 
 

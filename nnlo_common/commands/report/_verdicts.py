@@ -240,8 +240,7 @@ def _noise(run: RunFacts) -> Iterator[str]:
         yield (
             f"{run.workers_count} workers are more than the gain supports: with contributions of {batch:.0f} "
             f"samples and a noise scale of {center.noise_scale:.3g} no more than {worth:.0f} are worth "
-            f"having; "
-            "start fewer ranks"
+            "having; start fewer ranks"
         )
 
 

@@ -35,8 +35,7 @@ class NpySink:
         if len(wholes) != 1:
             raise ConfigurationError(
                 f"{path} can hold one array, but there are {len(wholes)}: {', '.join(wholes)}; name an .h5 "
-                f"or .zarr "
-                "file, or keep one of them by apply"
+                "or .zarr file, or keep one of them by apply"
             )
         if compression is not None:
             raise ConfigurationError(

@@ -32,8 +32,7 @@ class ZarrSink:
         if compression not in (None, "none"):
             raise ConfigurationError(
                 f"compression={compression!r}: a Zarr result is compressed as Zarr does by default; give "
-                f"nothing, or "
-                "'none'"
+                "nothing, or 'none'"
             )
         _zarr()
         self._path, self._wholes, self._plain = path, wholes, compression == "none"
