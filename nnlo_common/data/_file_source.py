@@ -56,6 +56,7 @@ from nnlo_common.data.formats._format import (
     OpenedFile,
     OpenFiles,
     Ragged,
+    as_configuration,
     error_numbers,
     inspect_files,
     joined_bounds,
@@ -253,23 +254,21 @@ class FileSource:
         self.files = ("the given columns",) if isinstance(files, Mapping) else list_files(files)
         kind = self._format or format_of(self.files if self._columns is None else self._columns)
         check_remote(self.files if stage_to is None else (), kind)
-        names_of = partial(_names_of, kind, self.files[0], locking)
         if features is None:
             raise ConfigurationError(
                 f"features=None: give the name of the dataset of the inputs; name datasets by {HOW}"
-                f"{_has(self.files[0], names_of())}"
+                f"{_has(kind, self.files[0], locking)}"
             )
         asked = {"features": features, "labels": labels, "weights": weights}
-        sides = {
-            side: requests(side, names, names_of)
-            for side, names in asked.items()
-            if names is not None or side == "features"
-        }
         chosen, self._coder = Selection(select), coder_of(vocabulary)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
         self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
-        names = [name for side in sides.values() for request in side for name in request.names]
+        names_of = partial(_names_of, kind, self._paths[0], locking)
         try:
+            sides = {
+                side: requests(side, names, names_of) for side, names in asked.items() if names is not None
+            }
+            names = [name for side in sides.values() for request in side for name in request.names]
             counting = {one.strip("/") for request in sides.get("weights", ()) for one in request.names}
             coded = None if vocabulary is TEXTS_STAY else {*self._coder.columns} - counting
             infos = inspect_files(kind, self._paths, names, locking, coded)
@@ -751,11 +750,15 @@ def _without_filling(plan: ColumnPlan, arrays: Sequence[Array]) -> Array:
 def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:
     try:
         return kind.names(path, locking)
-    except (NNLOError, OSError):
-        return []
+    except Exception as error:  # libraries raise what they like about damaged files
+        raise as_configuration(path, error) from None
 
 
-def _has(path: str, names: Sequence[str]) -> str:
+def _has(kind: Format, path: str, locking: bool | None) -> str:
+    try:
+        names = _names_of(kind, path, locking)
+    except NNLOError:  # what is missing in the call comes first
+        return ""
     return f"; {path} has {shown(names, 'no datasets')}" if names else ""
 
 

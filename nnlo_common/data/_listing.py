@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
+from nnlo_common.data._remote import is_remote, is_remote_pattern, remote_matches
 
 __all__ = ["Files", "list_files", "refuse_duplicates", "with_tree", "without_tree"]
 
@@ -36,10 +37,12 @@ def list_files(files: Files) -> tuple[str, ...]:
             the path of a list file (.txt, .list or .lst), with one path or pattern in each line, relative to
             the list's folder, besides blank lines and comments (``#``); or several of these. The tree of a
             ROOT file may follow it: ``"run/*.root:events"``. An entry with ``://`` stays unchanged, for a
-            copy command or a library that opens it.
+            copy command or a library that opens it; the library lists what a pattern of them matches.
 
     Raises:
-        ConfigurationError: no file is named, or one is named twice; or a list file cannot be read.
+        ConfigurationError: no file is named, or one is named twice; a list file cannot be read; or a pattern
+            matches nothing.
+        MissingExtraError: the package that lists remote files is not installed.
 
     Example:
         >>> list_files(["/data/b.h5", "/data/more/../a.h5"])
@@ -99,14 +102,14 @@ def _others(count: int) -> str:
 
 
 def _expand(entry: str) -> list[str]:
-    if entry.endswith(_LISTS) and "://" not in entry:
+    if entry.endswith(_LISTS) and not is_remote(entry):
         return _lines(Path(entry))
     return _matching(entry, f"files={entry!r}")
 
 
 def _matching(entry: str, where: str) -> list[str]:
-    if "://" in entry:
-        return [entry]
+    if is_remote(entry):
+        return [entry] if not is_remote_pattern(entry) else _remote(entry, where)
     if len(entry) > _LONGEST or "\0" in entry:
         zeros = " and zero bytes" if "\0" in entry else ""
         raise ConfigurationError(
@@ -124,6 +127,15 @@ def _matching(entry: str, where: str) -> list[str]:
     if not matches:
         raise ConfigurationError(
             f"{where} matches nothing: no such file as {path}; correct the pattern, or make the files first"
+        )
+    return matches
+
+
+def _remote(entry: str, where: str) -> list[str]:
+    matches = [with_tree(one, entry) for one in remote_matches(without_tree(entry))]
+    if not matches:
+        raise ConfigurationError(
+            f"{where} matches nothing on the other side; correct the pattern, or name each file"
         )
     return matches
 
@@ -177,7 +189,7 @@ def _lines(path: Path) -> list[str]:
         entry = line.split("#", 1)[0].strip()
         if entry:
             # Relative to the list's folder; absolute and remote paths stay unchanged.
-            entry = entry if "://" in entry or entry.startswith("~") else os.path.join(folder, entry)  # noqa: PTH118
+            entry = entry if is_remote(entry) or entry.startswith("~") else os.path.join(folder, entry)  # noqa: PTH118
             found += _matching(entry, f"{path}, line {number}: {line.strip()!r}")
     if not found:
         raise ConfigurationError(f"the list file {path} names no file; write a path into each line")

@@ -14,6 +14,7 @@ import pytest
 
 from nnlo_common import ConfigurationError, MissingExtraError
 from nnlo_common.data import Batches, FileBatches, FileSource, LeasedBatches, Leases, portion
+from nnlo_common.data._listing import list_files
 from tests.helpers.format_files import FORMATS, make
 
 for package in ("h5py", "pyarrow", "uproot", "zarr"):
@@ -233,6 +234,99 @@ def test_files_in_the_memory_of_fsspec_are_read(kind, tmp_path):
     with closing(FileSource(f"memory:/{place}{tree}", features="x", labels="n")) as source:
         assert source.take(1, 9)[1].tolist() == [*range(1, 9)]
     memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.fixture
+def far(tmp_path):
+    """A folder in the memory of fsspec: three files of events, one with a bracket in its name, and a text."""
+    import fsspec
+
+    memory, folder = fsspec.filesystem("memory"), f"/{tmp_path.name}"
+    for name, first in [("b.parquet", 4), ("a.parquet", 0), ("run[1].parquet", 9)]:
+        memory.pipe(
+            f"{folder}/{name}", Path(make("Parquet", tmp_path / "x", columns(first, first + 4))).read_bytes()
+        )
+    memory.pipe(f"{folder}/readme.txt", b"two runs")
+    yield f"memory://{folder}"
+    memory.rm(folder, recursive=True)
+
+
+@pytest.mark.parametrize("chain", ["", "simplecache::"])
+def test_a_pattern_of_remote_names_stands_for_all_that_match(far, chain):
+    assert list_files(f"{chain}{far}/[ab].parquet") == (
+        f"{chain}{far}/a.parquet",
+        f"{chain}{far}/b.parquet",
+    )
+    with closing(FileSource(f"{chain}{far}/[ab].parquet", features="n")) as source:
+        assert source.take(0, 8)[0].tolist() == [*range(8)]
+
+
+def test_a_remote_name_with_a_bracket_in_it_is_a_name(far):
+    assert list_files(f"{far}/run[1].parquet") == (f"{far}/run[1].parquet",)
+
+
+def test_a_pattern_in_a_list_file_and_a_tree_after_one_stay(far, tmp_path):
+    (tmp_path / "all.txt").write_text(f"{far}/[b].parquet\n# old\n{far}/a*\n")
+    assert list_files(tmp_path / "all.txt") == (f"{far}/a.parquet", f"{far}/b.parquet")
+    import fsspec
+
+    fsspec.filesystem("memory").pipe(f"{far.removeprefix('memory://')}/c.root", b"root")
+    assert list_files(f"{far}/*.root:events") == (f"{far}/c.root:events",)
+
+
+def test_a_pattern_of_remote_names_that_matches_nothing_is_refused(far):
+    with pytest.raises(ConfigurationError, match=r"files='memory:\S*/z\*' matches nothing on the other side"):
+        list_files(f"{far}/z*")
+
+
+def test_files_that_cannot_be_listed_are_said_so(far, monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refuse(self, path, **_):
+        raise PermissionError(f"no access to {path}")
+
+    monkeypatch.setattr(MemoryFileSystem, "glob", refuse)
+    with pytest.raises(
+        ConfigurationError, match=r"files cannot be listed \(PermissionError: no access .*may read"
+    ):
+        list_files(f"{far}/*")
+
+
+def test_a_pattern_of_remote_names_says_which_package_lists_them(absent):
+    protocol, package, extra = absent
+    told = rf"listing {protocol}://h//\*.h5 needs the package '{package}'.*'nnlo\[{extra}\]'"
+    with pytest.raises(MissingExtraError, match=told):
+        list_files(f"{protocol}://h//*.h5")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a.h5", "does not exist on this host"),
+        ("a.parquet", "does not exist on this host"),
+        ("cut.h5", "cannot be opened"),
+        ("cut.parquet", "is damaged"),
+    ],
+)
+def test_where_columns_are_named_by_a_pattern_a_bad_file_is_told_as_elsewhere(name, told, tmp_path):
+    (tmp_path / "cut.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(50))
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1" + bytes(50))
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(str(tmp_path / name))} {told}"):
+        FileSource(tmp_path / name, features="x*")
+
+
+def test_a_pattern_of_columns_is_looked_up_in_the_copies(tmp_path):
+    path = make("Parquet", tmp_path / "a", columns(0, 5))
+    copy = "import shutil, sys; shutil.copyfile(sys.argv[1], sys.argv[3])"
+    (tmp_path / "disk").mkdir()
+    staging = {
+        "stage_to": tmp_path / "disk",
+        "copy_command": [sys.executable, "-c", copy, path, "{src}", "{dst}"],
+    }
+    with closing(FileSource("nowhere://host/a.parquet", features="n*", **staging)) as source:
+        assert source.take(0, 5)[0].reshape(-1).tolist() == [*range(5)]
+    with pytest.raises(ConfigurationError, match=r"'z\*' names no column; the first file has"):
+        FileSource("nowhere://host/a.parquet", features="z*", **staging)
 
 
 REMOTE = {

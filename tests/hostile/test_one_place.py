@@ -17,7 +17,7 @@ OWN_WAYS = {
     "nnlo_common/base/_spans.py": "/proc/thread-self/schedstat",
     "nnlo_common/data/_staging.py": "copies samples with flags and checks of its own",
     "nnlo_common/data/_memory_cache.py": "/proc and /sys, and memory that a process of this user has open",
-    "nnlo_common/data/formats/_arrow.py": "remote files, by fsspec",
+    "nnlo_common/data/_remote.py": "remote files, by fsspec",
     "nnlo_common/data/formats/_opened_files.py": "HDF5 opens its files by itself",
     "nnlo_common/cluster/_aborting.py": "/dev/null",
     "nnlo_common/commands/train/_python_file.py": "/dev/null",

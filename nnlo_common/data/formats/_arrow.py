@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data._remote import is_remote, open_remote
 from nnlo_common.data.formats._format import TEXT, Ragged
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
 
@@ -103,7 +104,7 @@ class _ArrowTable:
     def __init__(self, path: str) -> None:
         import pyarrow as pa
 
-        self._source = pa.memory_map(path) if "://" not in path else _opened(path)
+        self._source = pa.memory_map(path) if not is_remote(path) else open_remote(path)
         self._file = pa.ipc.open_file(self._source)
         rows = [self._batch(index).num_rows for index in range(self._file.num_record_batches)]
         self.starts = [0, *accumulate(rows)]
@@ -129,11 +130,7 @@ class _ArrowTable:
 
 def _opened(path: str) -> Any:
     """Return what pyarrow opens: a path, or a remote file by fsspec."""
-    if "://" not in path:
-        return path
-    import fsspec
-
-    return fsspec.open(path).open()
+    return open_remote(path) if is_remote(path) else path
 
 
 def _column(kind: Any) -> Column:

@@ -9,13 +9,13 @@ from typing import Any
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._listing import without_tree
+from nnlo_common.data._remote import check_protocols, importable, is_remote
 from nnlo_common.data.formats._arrow import Arrow, Parquet
 from nnlo_common.data.formats._format import Format
 from nnlo_common.data.formats._hdf5 import HDF5
 from nnlo_common.data.formats._numpy import NPY, NPZ
 from nnlo_common.data.formats._objects import Objects
 from nnlo_common.data.formats._root import ROOT
-from nnlo_common.data.formats._table import importable
 from nnlo_common.data.formats._webdataset import WebDataset
 from nnlo_common.data.formats._zarr import Zarr
 
@@ -58,16 +58,6 @@ def format_of(files: Sequence[str] | Mapping[str, Any]) -> Format:
     return next((one for one in FORMATS if one.begins and beginning.startswith(one.begins)), FORMATS[0])
 
 
-#: What opens names with ``protocol://``: the package, and the extra of nnlo that has it.
-_OPENERS = {
-    "http": ("aiohttp", "http"),
-    "https": ("aiohttp", "http"),
-    "root": ("fsspec-xrootd", "xrootd"),
-    "s3": ("s3fs", "s3"),
-    "s3a": ("s3fs", "s3"),
-}
-
-
 def check_remote(files: Sequence[str], kind: Format | None = None) -> None:
     """Refuse remote names that nothing here opens, before any file is opened.
 
@@ -79,7 +69,7 @@ def check_remote(files: Sequence[str], kind: Format | None = None) -> None:
         MissingExtraError: a package is not installed.
         ConfigurationError: no package is known that opens such names.
     """
-    remote = [path for path in files if "://" in path]
+    remote = [path for path in files if is_remote(path)]
     if not remote or not (kind := kind or format_of(files)).remote:
         return
     needs = getattr(kind, "needs", None)
@@ -87,31 +77,10 @@ def check_remote(files: Sequence[str], kind: Format | None = None) -> None:
         raise MissingExtraError(f"reading {kind.title} files", *needs)
     known = set[str]()
     for path in remote:
-        protocols = path.partition("://")[0].split("::")  # e.g. simplecache::s3
-        for protocol in protocols:
-            if protocol not in known:
-                _check_protocol(path, protocol)
-                known.add(protocol)
-
-
-def _check_protocol(path: str, protocol: str) -> None:
-    what, opener = f"reading {path}", _OPENERS.get(protocol)
-    if not importable("fsspec"):
-        raise MissingExtraError(what, "fsspec", "http" if opener is None else opener[1])
-    import fsspec
-
-    copied = "or copy it first by stage_to= and copy_command= (--cache and --copy-command)"
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ImportError as error:
-        if opener is not None:
-            raise MissingExtraError(what, *opener) from None
-        told = " ".join(str(error).split())[:200]
-        raise ConfigurationError(f"{path} cannot be read ({told}); do so, {copied}") from None
-    except ValueError:  # fsspec knows no such protocol
-        raise ConfigurationError(
-            f"{path}: nothing here opens names with {protocol}://; correct the name, {copied}"
-        ) from None
+        protocols = path.partition("://")[0]
+        if protocols not in known:
+            check_protocols(path, f"reading {path}")
+            known.add(protocols)
 
 
 def _named(path: str) -> Format | None:

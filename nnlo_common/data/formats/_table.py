@@ -7,7 +7,6 @@ decoded; what its readers have in common is here.
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
 import os
 from bisect import bisect_right
@@ -23,6 +22,7 @@ import numpy as np
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, NNLOError
 from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._listing import without_tree
+from nnlo_common.data._remote import importable
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import (
     HOW,
@@ -39,7 +39,7 @@ from nnlo_common.data.formats._format import (
     wrong_path,
 )
 
-__all__ = ["Column", "Piece", "Table", "TableFormat", "fill_padded", "importable"]
+__all__ = ["Column", "Piece", "Table", "TableFormat", "fill_padded"]
 
 # -- rows of unequal length, brought to one length -----------------------------------------------------
 
@@ -347,20 +347,6 @@ class _TableFile:
                 size -= _bytes(self._pieces.pop(old))
         self._pieces[name, number] = found
         return found
-
-
-def importable(package: str) -> bool:
-    """Return whether a package can be imported.
-
-    Example:
-        >>> importable("json"), importable("no_such_package")
-        (True, False)
-    """
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        return False
-    return True
 
 
 def _bytes(piece: Piece) -> int:
