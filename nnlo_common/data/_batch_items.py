@@ -15,10 +15,20 @@ from nnlo_common.data._selection import NamedColumns
 from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import FileInfo
 
-__all__ = ["Adaptor", "BatchItem", "ColumnPlan", "Names", "padded_field", "side_by_side"]
+__all__ = [
+    "INDEX",
+    "Adaptor",
+    "BatchItem",
+    "ColumnPlan",
+    "Names",
+    "index_field",
+    "padded_field",
+    "side_by_side",
+]
 
 Names: TypeAlias = str | Sequence[str]
 Adaptor: TypeAlias = Callable[[Any], Any]
+INDEX = np.dtype(np.int64)  # what embeddings of the frameworks take
 
 
 class ColumnPlan(NamedTuple):
@@ -44,6 +54,15 @@ class ColumnPlan(NamedTuple):
     def column(self) -> str:
         """The name of the column as users write it; in HDF5 it begins with a slash."""
         return self.name.strip("/")
+
+    def without_filling(self, arrays: Sequence[Array]) -> Array:
+        """Return the entries of this column, one after the other, without those that fill up rows."""
+        array = arrays[self.into]
+        if self.beside is not None:
+            array = array[..., self.beside]
+        if self.counts is None or self.pad is None:
+            return array
+        return array[np.arange(self.pad) < arrays[self.counts][:, None]]
 
 
 class _Input:
@@ -185,6 +204,16 @@ def padded_field(info: FileInfo, field: Field, pad: int | None) -> Field:
             "that length, with zeros at the end, or name another column"
         )
     return Field(field.name, (whole_number("pad", pad, 1), *field.shape), field.dtype)
+
+
+def index_field(info: FileInfo, field: Field) -> Field:
+    """Return the field of a column that becomes indices."""
+    if field.dtype.kind == "f":
+        raise ConfigurationError(
+            f"{info.path}: {field.name} has the type {field.dtype}, but vocabulary= (--vocabulary) is for "
+            "texts and whole numbers; leave it out, or make whole numbers of it in the files"
+        )
+    return Field(field.name, field.shape, INDEX)
 
 
 def _described(arrays: Any) -> str:

@@ -175,7 +175,7 @@ _MIXED_BYTES = 2**20
 _LEASED, _LEASED_LARGE = 16, 256
 
 # What is in memory of a process, and not of a copy of it.
-_IN_MEMORY = ("_ahead", "_spare", "_buffers")
+_IN_MEMORY = ("_ahead", "_spare", "_buffers", "_at", "_used")
 
 # Epoch, the positions of a window, and the positions of it to return batches of.
 _Window: TypeAlias = tuple[int, Range, Range]
@@ -208,6 +208,11 @@ class Batches:
         >>> [batch[0].tolist() for batch in batches.epoch(0)]
         [[2, 4], [3, 0], [1]]
     """
+
+    # The batches of the window that `get` returned one of, and what it was asked for: epoch, window and next
+    # epoch. Most batches are of the same window as the last.
+    _at: tuple[int, int, int | None] | None
+    _used: list[Any]
 
     def __init__(
         self,
@@ -252,6 +257,7 @@ class Batches:
         """
         self._batches = batches
         if part != self._part:
+            self._forget()
             self._ahead.close()
             self._part = part
 
@@ -267,6 +273,7 @@ class Batches:
         epoch. Fewer samples of an epoch than the group has ranks are left over; see `rest`.
         """
         if (member, group_size) != (self._member, self._group_size):
+            self._forget()
             self._ahead.close()
             self._member, self._group_size = member, group_size
 
@@ -339,28 +346,35 @@ class Batches:
         Raises:
             IndexError: the epoch has no such batch.
         """
+        number, place = divmod(index, self.window)
+        if self._at == (epoch, number, then) and place < len(self._used):
+            return self._used[place]
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         if index >= self._own:
             last = self._part[1] - 1, self._part[1]
             return self._read((epoch, last, last))[0]
-        number, place = divmod(index, self.window)
         following: _Window | None = None
         if (number + 1) * self.window < self._own:
             following = self._window(epoch, number + 1)
         elif then is not None:
             following = self._window(then, 0)
-        return self._ahead.get(self._window(epoch, number), then=following)[place]
+        self._forget()
+        self._used = self._ahead.get(self._window(epoch, number), then=following)
+        self._at = epoch, number, then
+        return self._used[place]
 
     def leased(self, lease: Lease, then: Lease | None) -> list[Any]:
         """Return the batches of a lease that lies in one window; read those of lease `then` ahead.
 
         The rest of a window has exactly the samples that earlier batches of it did not have.
         """
+        self._forget()
         return self._ahead.get(self._around(lease), then=None if then is None else self._around(then))
 
     def close(self) -> None:
         """Wait until the reading thread has ended, and drop the windows in memory."""
+        self._forget()
         self._ahead.close()
         self._begin()
 
@@ -378,6 +392,11 @@ class Batches:
         most = 3 * math.ceil(self.window_size / self._mixed)
         self._spare = [SpareArrays(most) for _ in self.source.fields]
         self._buffers: list[Array] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the window in use: its arrays may be filled again."""
+        self._at, self._used = None, []
 
     def _window(self, epoch: int, number: int) -> _Window:
         start, stop = self._part
@@ -447,7 +466,8 @@ class Batches:
 
     @staticmethod
     def _rows(array: Array, spare: SpareArrays, some: slice | Array) -> Array:
-        if isinstance(some, slice) or not array.flags.carray:  # `take` would copy another one whole
+        straight = array.flags.c_contiguous and array.flags.aligned
+        if isinstance(some, slice) or not straight:  # `take` would copy another one whole
             return array[some]
         out = spare.get((len(some), *array.shape[1:]), array.dtype)
         return np.take(array, some, axis=0, out=out, mode="clip")  # into the array itself only if it clips

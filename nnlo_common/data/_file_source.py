@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
+import mmap
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import copy
 from functools import partial
 from itertools import accumulate, pairwise
@@ -20,15 +20,17 @@ import numpy.typing as npt
 from nnlo_common.base._errors import ConfigurationError, NNLOError, warn
 from nnlo_common.base._spans import recorder, stage
 from nnlo_common.data._batch_items import (
+    INDEX,
     Adaptor,
     BatchItem,
     ColumnPlan,
     Names,
+    index_field,
     padded_field,
     side_by_side,
 )
 from nnlo_common.data._ledger import Range
-from nnlo_common.data._listing import Files, list_files, refuse_duplicates, with_tree, without_tree
+from nnlo_common.data._listing import Files, list_files, refuse_duplicates, state_of
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._preparation import (
     STATISTICS,
@@ -47,11 +49,10 @@ from nnlo_common.data._preparation import (
 )
 from nnlo_common.data._selection import Selection, evenly, requests, value_of_each
 from nnlo_common.data._source import Array, Field
-from nnlo_common.data._staging import Staging
+from nnlo_common.data._staging import Staging, staged
 from nnlo_common.data.formats._format import (
     HOW,
     TEXT,
-    FileInfo,
     Format,
     OpenedFile,
     OpenFiles,
@@ -262,7 +263,7 @@ class FileSource:
         asked = {"features": features, "labels": labels, "weights": weights}
         chosen, self._coder = Selection(select), coder_of(vocabulary)
         self._staging = None if stage_to is None else Staging(stage_to, copy_command)
-        self._paths = self.files if self._staging is None else _staged(self._staging, self.files)
+        self._paths = self.files if self._staging is None else staged(self._staging, self.files)
         names_of = partial(_names_of, kind, self._paths[0], locking)
         try:
             sides = {
@@ -302,7 +303,7 @@ class FileSource:
         self.encoded = infos[0].encoded or any(plan.raw is not None for plan in self._plans)
         self._samples: npt.NDArray[np.int64] | None = None
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
-        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {_state_of(self._paths)}"
+        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {state_of(self._paths)}"
         cache = cache if self._shareable else "none"
         self._cache = memory_cache(
             cache, facts, self.fields, [one.length for one in infos], infos[0].grain, encoded=self.encoded
@@ -330,9 +331,12 @@ class FileSource:
     def resident(self, ranges: Sequence[Range]) -> tuple[Sequence[Array], npt.NDArray[np.int64]] | None:
         """Return arrays in memory, and the row in them of each sample of some ranges; decode what is absent.
 
+        The arrays may be files that are mapped into memory, of which these ranges are read first.
+
         None: the samples are not kept in memory, or there is too little.
         """
-        if self._cache is None:
+        whole = self._whole() if self._cache is None else None
+        if self._cache is None and whole is None:
             return None
         numbers = np.concatenate([np.arange(start, stop) for start, stop in ranges])
         if self._samples is not None:
@@ -341,9 +345,35 @@ class FileSource:
             ranges = [(int(numbers[begin]), int(numbers[end - 1]) + 1) for begin, end in runs]
         self._note()
         with stage("fetch"):
+            if whole is not None:
+                for start, stop in ranges:
+                    _read_pages(whole, start, stop)
+                return [np.asarray(array) for array in whole], numbers
+            assert self._cache is not None  # looked at above
             if all(self._cache.load(start, stop, self._decode) for start, stop in ranges):
                 return self._cache.arrays, numbers
         return None
+
+    def _whole(self) -> Sequence[Array] | None:
+        """Return the array of each field, if the one file has them as they are; None: they must be read."""
+        if len(self._paths) > 1 or self._finite or len(self._plans) != len(self.fields):
+            return None
+        if any(plan.beside is not None or plan.raw is not None for plan in self._plans):
+            return None
+        found: list[Array] = []
+        with self._open.lock():
+            look = getattr(self._open.get(self._paths[0]), "whole", None)
+            for plan, field in zip(self._plans, self.fields, strict=True):
+                try:
+                    array: Array | None = None if look is None else look(plan.name)
+                except Exception:  # `read` reports it
+                    return None
+                if array is None or (array.dtype, array.shape[1:]) != (field.dtype, field.shape):
+                    return None
+                if not (array.flags.c_contiguous and array.flags.aligned):
+                    return None
+                found.append(array)
+        return found
 
     def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in some samples; None: the files do not say."""
@@ -436,7 +466,7 @@ class FileSource:
             arrays = [field.empty(min(begin + rows, stop) - begin) for field in source.fields]
             source.read(begin, min(begin + rows, stop), arrays)
             for plan in source._plans:
-                indices, counts = _without_filling(plan, arrays), found[plan.column]
+                indices, counts = plan.without_filling(arrays), found[plan.column]
                 values = coder.values_of(plan.column)
                 for index, count in enumerate(np.bincount(indices.reshape(-1)).tolist()):
                     if count:
@@ -450,7 +480,7 @@ class FileSource:
         found: dict[str, list[int]] = {}
         for plan in self._plans:
             if plan.raw is not None:
-                indices = _without_filling(plan, arrays)
+                indices = plan.without_filling(arrays)
                 counts = found.setdefault(plan.column, [0, 0])
                 counts[0] += indices.size
                 counts[1] += indices.size - int(np.count_nonzero(indices))
@@ -476,9 +506,9 @@ class FileSource:
             shape, into, counts = plan.raw.shape, len(fields), None
             if plan.pad is not None:
                 shape, counts = (plan.pad, *shape), into + 1
-            fields.append(Field(plan.name, shape, _INDEX))
+            fields.append(Field(plan.name, shape, INDEX))
             if counts is not None:
-                fields.append(Field(f"{plan.name}_count", (), _INDEX))
+                fields.append(Field(f"{plan.name}_count", (), INDEX))
             plans[plan.column] = ColumnPlan(plan.name, into, counts, plan.pad, raw=plan.raw)
         found.fields, found._plans, found._cache = fields, [*plans.values()], None
         return found
@@ -527,8 +557,10 @@ class FileSource:
 
     def _decode(self, start: int, stop: int, out: Sequence[Array]) -> None:
         for part, first, last in self._pieces(start, stop):
-            into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
-            some = [array[into] for array in out]
+            some = out
+            if last - first < stop - start:
+                into = slice(self._starts[part] + first - start, self._starts[part] + last - start)
+                some = [array[into] for array in out]
             failed: _ColumnError | None = None
             for wait_s in (*WAITS_S, None):
                 try:
@@ -607,7 +639,7 @@ class FileSource:
         for item, column in ((one, column) for one in self._sides for column in one.columns):
             raws = [next(found) for _ in range(column.stored)]
             coded = [item.name != "weights" and one.name.strip("/") in self._coder.columns for one in raws]
-            own = [_index_field(info, one) if code else one for one, code in zip(raws, coded, strict=True)]
+            own = [index_field(info, one) if code else one for one, code in zip(raws, coded, strict=True)]
             column.coded = any(coded)
             if column.stacked and column.coded and not all(coded):
                 names = [raws[coded.index(one)].name for one in (True, False)]
@@ -724,27 +756,12 @@ def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | N
         )
 
 
-_INDEX = np.dtype(np.int64)  # what embeddings of the frameworks take
-
-
-def _index_field(info: FileInfo, field: Field) -> Field:
-    """Return the field of a column that becomes indices."""
-    if field.dtype.kind == "f":
-        raise ConfigurationError(
-            f"{info.path}: {field.name} has the type {field.dtype}, but vocabulary= (--vocabulary) is for "
-            "texts and whole numbers; leave it out, or make whole numbers of it in the files"
-        )
-    return Field(field.name, field.shape, _INDEX)
-
-
-def _without_filling(plan: ColumnPlan, arrays: Sequence[Array]) -> Array:
-    """Return the entries of a column, one after the other, without those that fill up rows."""
-    array = arrays[plan.into]
-    if plan.beside is not None:
-        array = array[..., plan.beside]
-    if plan.counts is None or plan.pad is None:
-        return array
-    return array[np.arange(plan.pad) < arrays[plan.counts][:, None]]
+def _read_pages(arrays: Sequence[Array], start: int, stop: int) -> None:
+    """Let the system read some rows of mapped files in their order; the rows are then taken in any order."""
+    for array in arrays:
+        if isinstance(array, np.memmap) and array.size:
+            numbers = array[start:stop].reshape(-1).view(np.uint8)
+            numbers[:: mmap.PAGESIZE].max(initial=0)
 
 
 def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:
@@ -760,25 +777,6 @@ def _has(kind: Format, path: str, locking: bool | None) -> str:
     except NNLOError:  # what is missing in the call comes first
         return ""
     return f"; {path} has {shown(names, 'no datasets')}" if names else ""
-
-
-def _staged(staging: Staging, files: Sequence[str]) -> tuple[str, ...]:
-    """Copy the files, and return the paths of the copies, each with the tree that is read of it."""
-    whole = list(dict.fromkeys(map(without_tree, files)))
-    copies = dict(zip(whole, staging.stage(whole), strict=True))
-    return tuple(with_tree(copies[without_tree(file)], file) for file in files)
-
-
-def _state_of(paths: Sequence[str]) -> str:
-    """Return sizes and times of the files, by which processes know that they read the same."""
-    found = []
-    for path in paths:
-        facts: tuple[int, ...] = ()
-        with suppress(OSError):
-            status = os.stat(without_tree(path))  # noqa: PTH116 - there may be a million
-            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        found.append(f"{path} {facts}")
-    return "\n".join(found)
 
 
 def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.data._remote import is_remote, is_remote_pattern, remote_matches
 
-__all__ = ["Files", "list_files", "refuse_duplicates", "with_tree", "without_tree"]
+__all__ = ["Files", "list_files", "refuse_duplicates", "state_of", "with_tree", "without_tree"]
 
 Files: TypeAlias = str | Path | Iterable[str | Path]
 
@@ -194,3 +194,15 @@ def _lines(path: Path) -> list[str]:
     if not found:
         raise ConfigurationError(f"the list file {path} names no file; write a path into each line")
     return found
+
+
+def state_of(paths: Sequence[str]) -> str:
+    """Return sizes and times of the files, by which processes know that they read the same."""
+    found = []
+    for path in paths:
+        facts: tuple[int, ...] = ()
+        with suppress(OSError):
+            status = os.stat(without_tree(path))  # noqa: PTH116 - there may be a million
+            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        found.append(f"{path} {facts}")
+    return "\n".join(found)

@@ -58,7 +58,7 @@ class Field:
 class Source(Protocol):
     """Samples with numbers from 0, read as slices; they may lie in several parts, e.g. files.
 
-    A source that keeps samples in memory may also have `resident`: see `FileSource`.
+    A source that has samples in memory may also have `resident`: see `FileSource`.
     """
 
     @property

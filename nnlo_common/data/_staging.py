@@ -20,8 +20,9 @@ from pathlib import Path
 
 from nnlo_common.base._arguments import seconds_from
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.data._listing import with_tree, without_tree
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "staged"]
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "nnlo-staged-"
@@ -357,3 +358,10 @@ def _locked(path: Path, growing: Path, *, wait: bool) -> Iterator[bool]:
         yield True
     finally:
         os.close(file)
+
+
+def staged(staging: Staging, files: Sequence[str]) -> tuple[str, ...]:
+    """Copy the files, and return the paths of the copies, each with the tree that is read of it."""
+    whole = list(dict.fromkeys(map(without_tree, files)))
+    copies = dict(zip(whole, staging.stage(whole), strict=True))
+    return tuple(with_tree(copies[without_tree(file)], file) for file in files)

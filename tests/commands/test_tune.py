@@ -30,8 +30,9 @@ from nnlo_common.commands.tune._search_folder import JOURNAL, TRIAL, Found, clai
 from nnlo_common.commands.tune._search_result import search_text
 from nnlo_common.commands.tune._search_space import space_of
 from nnlo_common.commands.tune._tune_command import defaults
-from nnlo_common.data import _selection
+from nnlo_common.data import Vocabulary, _selection
 from nnlo_common.training._rank_options import RankOptions
+from tests.helpers.format_files import WITH_TEXTS, make
 from tests.helpers.paths import DOCS
 
 PAGE = DOCS / "searches.md"
@@ -276,6 +277,47 @@ def test_a_hold_out_is_cut_by_what_the_labels_adaptor_returns():
         settings_of({**given, "hold_out": Given(0.001)})
     with pytest.raises(ConfigurationError, match="give one of the two"):
         settings_of({**given, "fold": Given("1/5")})
+
+
+@pytest.mark.parametrize("kind", WITH_TEXTS)
+def test_folds_are_cut_by_texts_in_every_format(kind, tmp_path):
+    for package in ("pyarrow", "uproot", "zarr"):
+        pytest.importorskip(package, reason="the environment for MPICH has no readers of files")
+    kinds, runs = np.array(["tau", "e"])[CLASSES], np.array(["Ann", "Bob", "Cy", "Di", "Ed", "Flo"])[RUNS]
+    written = {"x": np.arange(12.0), "kind": kinds, "run": runs}
+    files = [
+        make(kind, tmp_path / name, {key: values[some] for key, values in written.items()})
+        for name, some in (("a", slice(5)), ("b", slice(5, 12)))
+    ]
+    reading = {"features": ["x", "run"], "labels": "kind", "vocabulary": ["kind", "run:9"]}
+
+    def cut(adapted=None, **options):
+        asked = {name: Given(one) for name, one in options.items()}
+        return parts(
+            files, {**reading, "adapt_labels": adapted}, settings_of({**GIVEN, "fold": Given("1/4"), **asked})
+        )
+
+    wanted = cut(fold_labels="kind")
+    assert np.bincount(CLASSES[wanted[1]]).tolist() == [2, 1]
+    seen = []
+
+    def hot(indices):  # e is 1 and tau 2, as in the training
+        seen.extend(indices.tolist())
+        return np.eye(2)[2 - indices]
+
+    for adapted in (None, hot):
+        for found, one in zip(cut(adapted, fold_labels="get_labels"), wanted, strict=True):
+            np.testing.assert_array_equal(found, one)
+    assert seen[-12:] == (2 - CLASSES).tolist()
+    training, validation = cut(fold_groups="run", fold_labels="get_labels")
+    assert not set(RUNS[training]) & set(RUNS[validation])
+    reading["vocabulary"] = Vocabulary({"kind": {"e": 1, "tau": 1}, "run": dict.fromkeys(runs.tolist(), 1)})
+    for found, one in zip(cut(hot, fold_labels="get_labels"), wanted, strict=True):
+        np.testing.assert_array_equal(found, one)
+    del reading["vocabulary"]
+    reading["features"] = "x"
+    with pytest.raises(ConfigurationError, match=r"kind has the type .*texts.*--vocabulary"):
+        cut(hot, fold_labels="get_labels")
 
 
 def test_folds_are_cut_by_the_groups_in_the_files(monkeypatch):

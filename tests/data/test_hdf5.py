@@ -173,13 +173,13 @@ def test_over_all_workers_each_sample_comes_once(
 def test_only_slices_are_read(three, monkeypatch):
     """HDF5 reads single samples in random order a hundred times slower."""
     slices = []
-    read = _hdf5._read_into
+    read = _hdf5._PlainRows.read
 
-    def watched(dataset, first, last, out):
+    def watched(self, first, last, out):
         slices.append((first, last))
-        read(dataset, first, last, out)
+        read(self, first, last, out)
 
-    monkeypatch.setattr(_hdf5, "_read_into", watched)
+    monkeypatch.setattr(_hdf5._PlainRows, "read", watched)
     monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("no slice"))
     source = HDF5Source(three / "*.h5", features="x")
     batches = Batches(source, batch_size=3, block=3, window=3, shuffle=True)

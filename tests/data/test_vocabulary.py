@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nnlo_common import ConfigurationError
 from nnlo_common.data import Batches, FileBatches, FileSource, Standard, Vocabulary
 from nnlo_common.data._preparation import NewValues
-from tests.helpers.format_files import FORMATS, WITH_TEXTS, make
+from tests.helpers.format_files import FORMATS, WITH_TEXTS, ZARR_TEXTS, make
 
 TEXTS = ["mu", "e", "tau", "pi", "e", "mu", "e"]
 NUMBERS = [13, -11, 15, 211, -11, 13, -11]
@@ -74,8 +74,7 @@ def test_whole_numbers_in_every_format_become_indices(kind, tmp_path):
     assert two[:, 1].tolist() == indices(NUMBERS[::-1], [13, 211, -11, -11, 211, 15])
 
 
-# Zarr before 3.1 says that its texts are not in the specification.
-@pytest.mark.filterwarnings("ignore:The (codec|dtype) .*Zarr format 3:UserWarning")
+@pytest.mark.filterwarnings(ZARR_TEXTS)
 def test_texts_of_fixed_width_in_lists_and_of_pandas_become_indices(tmp_path):
     h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no readers of files")
     zarr, pa = pytest.importorskip("zarr"), pytest.importorskip("pyarrow")

@@ -23,7 +23,7 @@ from nnlo_common.commands.train._python_file import asked
 from nnlo_common.commands.train._settings import MODES, RatePlan, Settings
 from nnlo_common.data import FileSource, Reading, list_files, portion
 from nnlo_common.data._listing import without_tree
-from nnlo_common.data._preparation import PREPARATIONS, TEXTS_STAY, Preparation
+from nnlo_common.data._preparation import PREPARATIONS, TEXTS_STAY, Preparation, Vocabulary
 from nnlo_common.data._selection import value_of_each
 from nnlo_common.data._source import Array
 from nnlo_common.data.formats._found import check_remote, format_of
@@ -77,19 +77,39 @@ def _column(flag: str, name: str | None, files: Sequence[str], reading: Reading)
     """Return one value for each sample."""
     if name is None:
         return None
-    own: Reading = {"features": name, "vocabulary": TEXTS_STAY}
-    if name == "get_labels":  # what the training gets
-        own = {"features": reading.get("labels") or "labels", "adapt_features": reading.get("adapt_labels")}
+    given: Reading = {}
     if "select" in reading:
-        own["select"] = reading["select"]
+        given["select"] = reading["select"]
     if "stage_to" in reading:
-        own |= {"stage_to": reading["stage_to"], "copy_command": reading["copy_command"]}
+        given |= {"stage_to": reading["stage_to"], "copy_command": reading["copy_command"]}
+    own: Reading = {"features": name, "vocabulary": TEXTS_STAY, **given}
     try:
+        if name == "get_labels":  # what the training gets
+            own["features"] = reading.get("labels") or "labels"
+            if reading.get("adapt_labels") is not None:
+                own["adapt_features"] = reading["adapt_labels"]
+                own["vocabulary"] = _vocabulary_of_all(files, reading, given)
         source = FileSource(files, **own)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flag} {name}: {error}") from None
     with closing(source):
         return value_of_each(source, f"{flag} {name}")
+
+
+def _vocabulary_of_all(files: Sequence[str], reading: Reading, given: Reading) -> Vocabulary | None:
+    """Return the indices that an adaptor gets: if they are not yet known, of the values of all samples."""
+    asked = reading.get("vocabulary")
+    if isinstance(asked, Vocabulary | str | Path):
+        return asked if isinstance(asked, Vocabulary) else Vocabulary.load(asked)
+    if not asked:
+        return None
+    own: Reading = {"features": reading["features"], "labels": reading.get("labels"), "vocabulary": asked}
+    if "pad" in reading:
+        own["pad"] = reading["pad"]
+    own |= given
+    with closing(FileSource(files, **own)) as source:
+        part = Vocabulary.part(source, [(0, len(source))], asked)
+    return Vocabulary.of_parts([part], asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,10 @@ class FileInfo:
 
 
 class OpenedFile(Protocol):
-    """An open file; one thread at a time uses it."""
+    """An open file; one thread at a time uses it.
+
+    It may also have `bounds` and `whole`: see `Table`.
+    """
 
     def read(self, name: str, first: int, last: int, out: Array) -> None:
         """Read the rows [first, last) of a column into an array of that length."""
@@ -295,13 +298,12 @@ class OpenFiles:
         return self._lock
 
     def get(self, path: str) -> OpenedFile:
-        """Return the file at `path`, open."""
-        with self.lock():
-            file = self._files.pop(path, None) or self._opened(path)
-            self._files[path] = file
-            if len(self._files) > _KEPT:
-                self._files.popitem(last=False)[1].close()
-            return file
+        """Return the file at `path`, open; the caller holds the lock."""
+        file = self._files.pop(path, None) or self._opened(path)
+        self._files[path] = file
+        if len(self._files) > _KEPT:
+            self._files.popitem(last=False)[1].close()
+        return file
 
     def forget(self, path: str) -> None:
         """Close the file at `path`, which is not to be used any more."""

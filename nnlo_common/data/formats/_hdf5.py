@@ -354,19 +354,16 @@ class OpenHDF5:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._datasets: dict[str, tuple[Any, _Chunks | None]] = {}
+        self._readers: dict[str, _PlainRows | _Chunks | _ByLibrary] = {}
 
     def read(self, name: str, first: int, last: int, out: Array) -> None:
         """Read a slice of a dataset."""
-        if name not in self._datasets:
+        reader = self._readers.get(name)
+        if reader is None:
             dataset = self._file[name]
-            self._datasets[name] = dataset, _Chunks.of(dataset)
-        dataset, chunks = self._datasets[name]
-        begin, end = (first, first) if chunks is None else chunks.read(first, last, out)
-        if first < begin:
-            _read(dataset, first, begin, out[: begin - first])
-        if end < last:
-            _read(dataset, end, last, out[end - first :])
+            reader = _PlainRows.of(dataset) or _Chunks.of(dataset) or _ByLibrary(dataset)
+            self._readers[name] = reader
+        reader.read(first, last, out)
 
     def ragged(self, name: str, first: int, last: int) -> Ragged:
         """Refuse: inspection has refused such datasets."""
@@ -374,32 +371,99 @@ class OpenHDF5:
 
     def close(self) -> None:
         """Close it."""
-        self._datasets.clear()
+        self._readers.clear()
         self._file.close()
 
 
-def _read(dataset: Any, first: int, last: int, out: Array) -> None:
-    """Read a slice of a dataset by the library."""
-    if out.dtype == TEXT:
-        out[...] = dataset.asstr()[first:last]
-    elif out.flags.c_contiguous and out.dtype == dataset.dtype.newbyteorder("="):
-        _read_into(dataset, first, last, out)
-    else:  # a column of an input that has several
-        out[...] = dataset[first:last]
+class _ByLibrary:
+    """A dataset that the library reads.
 
-
-def _read_into(dataset: Any, first: int, last: int, out: Array) -> None:
-    """Read a slice of a dataset into an array of its type, by what `read_direct` does in the end.
-
-    That takes longer for its preparations than the library for a block of 256 KB.
+    Args:
+        dataset: of h5py.
     """
-    from h5py import h5s
 
-    if last > dataset.id.shape[0]:
-        raise ValueError(f"it has {dataset.id.shape[0]} rows")
-    place = dataset.id.get_space()
-    place.select_hyperslab((first, *[0] * (out.ndim - 1)), out.shape)
-    dataset.id.read(h5s.create_simple(out.shape), place, out)
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._rows = dataset, int(dataset.shape[0])
+        self._dtype: np.dtype[Any] = dataset.dtype.newbyteorder("=")
+        self._place: Any = None
+
+    def read(self, first: int, last: int, out: Array) -> None:
+        """Read a slice."""
+        if out.dtype == TEXT:
+            out[...] = self._dataset.asstr()[first:last]
+        elif out.flags.c_contiguous and out.dtype == self._dtype:
+            self._read_into(first, last, out)
+        else:  # a column of an input that has several
+            out[...] = self._dataset[first:last]
+
+    def _read_into(self, first: int, last: int, out: Array) -> None:
+        """Read a slice into an array of its type, by what `read_direct` does in the end.
+
+        That takes longer for its preparations than the library for a block of 256 KB.
+        """
+        from h5py import h5s
+
+        if last > self._rows:
+            raise ValueError(f"it has {self._rows} rows")
+        if self._place is None:
+            self._place = self._dataset.id.get_space()
+        self._place.select_hyperslab((first, *[0] * (out.ndim - 1)), out.shape)
+        self._dataset.id.read(h5s.create_simple(out.shape), self._place, out)
+
+
+# -- rows in one stretch of a file, without chunks and filters: the system copies them -------------------
+
+
+class _PlainRows:
+    """A dataset in one stretch of its file, in the type of this machine, read by the system.
+
+    The library takes as long for its preparations as the system for a block of 256 KB. The file is not mapped
+    into memory: a file system that fails then ends the process, and here raises an error.
+
+    Args:
+        dataset: of h5py; the descriptor is open while it is.
+        descriptor: of the file, which the library closes.
+        offset: of the first row in the file.
+    """
+
+    def __init__(self, dataset: Any, descriptor: int, offset: int) -> None:
+        self._dataset, self._descriptor, self._offset = dataset, descriptor, offset
+        self._dtype, self._rows = dataset.dtype, int(dataset.shape[0])
+        self._row_bytes = math.prod(map(int, dataset.shape[1:])) * self._dtype.itemsize
+
+    @classmethod
+    def of(cls, dataset: Any) -> _PlainRows | None:
+        """Return the rows of a dataset; None: they lie elsewhere, or another way."""
+        file = dataset.file
+        # What the library itself has written may still be in its memory.
+        if file.driver != "sec2" or file.mode != "r" or not hasattr(os, "preadv"):
+            return None
+        if dataset.chunks or dataset.external or dataset.is_virtual or not _is_native(dataset):
+            return None
+        offset = dataset.id.get_offset()  # None: among the metadata, or never written
+        if offset is None or dataset.id.get_storage_size() != dataset.size * dataset.dtype.itemsize:
+            return None  # behind a user block, what was never written has an offset, too
+        return cls(dataset, file.id.get_vfd_handle(), offset)
+
+    def read(self, first: int, last: int, out: Array) -> None:
+        """Read a slice.
+
+        Raises:
+            ValueError: the file ends before it.
+        """
+        if last > self._rows:
+            raise ValueError(f"it has {self._rows} rows")
+        alike = out.flags.c_contiguous and out.dtype == self._dtype
+        found = out if alike else np.empty(out.shape, self._dtype)
+        numbers, at = found.reshape(-1).view(np.uint8), self._offset + first * self._row_bytes
+        done, size = 0, found.nbytes
+        while done < size:  # the system may return less at once
+            count = os.preadv(self._descriptor, [numbers[done:].data], at + done)
+            if not count:
+                raise ValueError(f"the file ends at byte {at + done}, in the middle of its rows")
+            done += count
+        if not alike:  # a column of an input that has several
+            out[...] = found
 
 
 # -- chunks of gzip, decoded by several threads: the library has one lock, and zlib has none -------------
@@ -418,18 +482,14 @@ class _Chunks:
     """
 
     def __init__(self, dataset: Any, filters: Sequence[int]) -> None:
-        self._dataset, self._filters = dataset, filters
+        self._dataset, self._filters, self._library = dataset, filters, _ByLibrary(dataset)
         self._shape, self._chunk, self._dtype = dataset.shape, dataset.chunks, dataset.dtype
         self._bytes = math.prod(self._chunk) * self._dtype.itemsize
 
     @classmethod
     def of(cls, dataset: Any) -> _Chunks | None:
         """Return the chunks of a dataset; None: the library must read it, or does so as fast."""
-        import h5py
-
-        if not dataset.chunks or dataset.is_virtual or dataset.dtype.kind not in "iuf":
-            return None
-        if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype.newbyteorder("=")):
+        if not dataset.chunks or dataset.is_virtual or not _is_native(dataset):
             return None
         properties, filters = dataset.id.get_create_plist(), list[int]()
         for index in range(properties.get_nfilters()):
@@ -441,10 +501,16 @@ class _Chunks:
         known = filters in ([_DEFLATE], [_SHUFFLE, _DEFLATE])
         return found if known and _SMALLEST_CHUNK <= found._bytes <= _LARGEST_CHUNK else None
 
-    def read(self, first: int, last: int, out: Array) -> tuple[int, int]:
-        """Read those rows of [first, last) whose chunks lie in it as a whole; return the first and the end.
+    def read(self, first: int, last: int, out: Array) -> None:
+        """Read a slice; chunks in part are left to the library, which may have them from the slice before."""
+        begin, end = self._read_whole(first, last, out)
+        if first < begin:
+            self._library.read(first, begin, out[: begin - first])
+        if end < last:
+            self._library.read(end, last, out[end - first :])
 
-        Chunks in part are left to the library, which may have them from the slice before.
+    def _read_whole(self, first: int, last: int, out: Array) -> tuple[int, int]:
+        """Read those rows of [first, last) whose chunks lie in it as a whole; return the first and the end.
 
         Raises:
             ConfigurationError: a chunk has more bytes than its shape.
@@ -521,6 +587,15 @@ class _Chunks:
         if not alike:
             out[...] = chunk[tuple(map(slice, out.shape))]
         return True
+
+
+def _is_native(dataset: Any) -> bool:
+    """Return whether a dataset has numbers as this machine has them in memory."""
+    import h5py
+
+    if dataset.dtype.kind not in "iuf":
+        return False
+    return bool(dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype.newbyteorder("=")))
 
 
 @lru_cache(maxsize=1)

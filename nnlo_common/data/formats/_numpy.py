@@ -71,6 +71,10 @@ class _MappedArrays:
         first, last = self.starts[piece : piece + 2]
         return self._arrays[name][first:last]
 
+    def whole(self, name: str) -> Array:
+        """Return an array."""
+        return self._arrays[name]
+
     def close(self) -> None:
         """Drop the arrays."""
         self._arrays.clear()
@@ -103,10 +107,14 @@ class _Archive:
 
     def decode(self, name: str, piece: int) -> Array:
         """Return a slice of an array."""
+        first, last = self.starts[piece : piece + 2]
+        return self.whole(name)[first:last]
+
+    def whole(self, name: str) -> Array:
+        """Return an array."""
         if name not in self._arrays:
             self._arrays[name] = self._read(*self._members[name])
-        first, last = self.starts[piece : piece + 2]
-        return self._arrays[name][first:last]
+        return self._arrays[name]
 
     def close(self) -> None:
         """Close the file."""

@@ -79,6 +79,11 @@ class _ObjectTable:
         except Exception as error:
             raise ConfigurationError(f"[{first}:{last}] raised {type(error).__name__}: {error}") from error
 
+    def whole(self, name: str) -> Array | None:
+        """Return an object that is an array; None: its slices are."""
+        one = self._objects[name]
+        return one if isinstance(one, np.ndarray) else None
+
     def close(self) -> None:
         """Leave the objects open: they are the user's."""
 

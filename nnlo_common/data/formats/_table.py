@@ -92,7 +92,12 @@ class Column:
 
 
 class Table(Protocol):
-    """An open file."""
+    """An open file.
+
+    It may also have ``bounds(name, piece)``, which returns the least and the largest number of a column in a
+    piece, if they are known without decoding it; and ``whole(name)``, which returns a column as one array, if
+    it is in memory or mapped into it.
+    """
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -312,6 +317,12 @@ class _TableFile:
         return (
             None if look is None else joined_bounds(look(name, one) for one, _, _ in self._parts(first, last))
         )
+
+    def whole(self, name: str) -> Array | None:
+        """Return a column as one array, which is in memory or mapped into it; None: it must be read."""
+        look = getattr(self._table, "whole", None)
+        found: Array | None = None if look is None else look(name)
+        return found
 
     def close(self) -> None:
         """Close the file."""
