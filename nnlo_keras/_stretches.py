@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from nnlo_common import ConfigurationError, Layout
 from nnlo_common.plugin import Stretch, Vector
 from nnlo_keras._compat import decays, schedule_of
 
-__all__ = ["OptionsByPlace", "rate_at", "refuse_options"]
+__all__ = ["OptionsByPlace", "own_momentum", "rate_at", "refuse_options", "without_momentum"]
 
 _OF_STRETCHES = ("SGD", "Adam", "AdamW")
 #: Options that a step at the pace of several workers does not have.
@@ -40,6 +41,40 @@ def _has_stretches(optimizer: Any) -> bool:
     # Each back end has its own subclasses of these, which step as they do; a user's may step otherwise.
     kind = type(optimizer)
     return kind.__name__ in _OF_STRETCHES and kind.__module__.partition(".")[0] == "keras"
+
+
+def own_momentum(optimizer: Any, owner: str) -> tuple[float, bool]:
+    """Return the momentum of SGD, and whether it is Nesterov's; 0: it has none, or is not SGD.
+
+    Args:
+        optimizer: the user's.
+        owner: what needs it, for the error.
+
+    Raises:
+        ConfigurationError: it clips, or waits for several gradients, which workers would have to do.
+    """
+    if not (_has_stretches(optimizer) and isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum):
+        return 0.0, False
+    for name in ("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
+        if value := getattr(optimizer, name, None):
+            raise ConfigurationError(
+                f"{owner} cannot wrap SGD with a momentum and {name}={value!r}: what arrives at the server "
+                f"are sums of workers' velocities, not gradients; leave {name} out, or use wire='int8'"
+            )
+    return float(optimizer.momentum), bool(optimizer.nesterov)
+
+
+@contextmanager
+def without_momentum(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Let SGD step without its momentum within a `with` block; Keras' weight decay has none anyhow."""
+    before = [one.momentum for one in optimizers]
+    for one in optimizers:
+        one.momentum = 0.0
+    try:
+        yield
+    finally:
+        for one, momentum in zip(optimizers, before, strict=True):
+            one.momentum = momentum
 
 
 def rate_at(optimizer: Any, step: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import keras
@@ -14,7 +15,7 @@ from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import Moves, Stretch, Vector, unwired
 from nnlo_keras._compat import memory_of_tensor, synchronise, trained_by
 from nnlo_keras._flat_variables import flat_variables
-from nnlo_keras._stretches import OptionsByPlace
+from nnlo_keras._stretches import OptionsByPlace, own_momentum, without_momentum
 from nnlo_keras._training_calls import TrainingCalls, moving_layers
 from nnlo_keras._variable_layout import averaged, layout_of
 from nnlo_keras._wrapper import Wrapper
@@ -389,6 +390,7 @@ class KerasCenterOptimizer:
         self._stretches = OptionsByPlace(self._optimizers[0], weights.variables, weights.layout, place)
         self._kept: tuple[Vector, ...] | None = None  # momentum and mean square, if not in variables
         self._commits, self._progress = 0, 0.0
+        self._left = False  # workers have the momentum
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
         views = weights.parameters.views()
         for optimizer, owned in zip(self._optimizers, weights.places, strict=True):
@@ -421,10 +423,20 @@ class KerasCenterOptimizer:
 
     def step(self, x: Vector, gradient: Vector) -> None:  # noqa: ARG002 - x is read from the weights
         """Step with this gradient and copy the weights into the centre."""
-        for marks, step in self._steps:
-            present = tuple((gradient[marks] != 0).tolist())
-            if any(present):
-                step(gradient, present)
+        # A step that is compiled in here never has the momentum.
+        with without_momentum(self._optimizers) if self._left else nullcontext():
+            for marks, step in self._steps:
+                present = tuple((gradient[marks] != 0).tolist())
+                if any(present):
+                    step(gradient, present)
+
+    def own_momentum(self) -> tuple[float, bool]:
+        """Return the momentum of SGD, and whether it is Nesterov's."""
+        return own_momentum(self._optimizers[0], "wire='topk'")
+
+    def leave_momentum(self) -> None:
+        """Step without momentum from now on."""
+        self._left = True
 
     def stretches(self, size: int, gradient: Vector | None) -> list[Stretch] | None:  # noqa: ARG002
         """Return the options of SGD, Adam or AdamW for each variable; None: it is another one."""

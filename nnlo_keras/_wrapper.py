@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import keras
@@ -22,7 +23,7 @@ from nnlo_common.plugin import (
     planned,
 )
 from nnlo_keras._compat import MADE_AT_ONCE, OptimizerInside, module_of_back_end, trained_by
-from nnlo_keras._stretches import refuse_options
+from nnlo_keras._stretches import own_momentum, refuse_options
 from nnlo_keras._sums import GradientAccumulator, gradient_sum
 
 __all__ = ["Delegation", "OPTIONS", "StepMode", "Wrapper", "serialized", "wrapper_of"]
@@ -217,6 +218,9 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
             refuse_options(optimizer, type(self).__name__)
         rate = local is None or local == AS_YOURS or isinstance(local, int | float | np.number)
         super().__init__(learning_rate=0.0, name=name or type(self).__name__.lower())
+        if algorithm.wire == "topk":
+            momentum, nesterov = own_momentum(optimizer, f"{type(self).__name__} with wire='topk'")
+            algorithm = replace(algorithm, topk_momentum=momentum, topk_nesterov=nesterov)
         self.algorithm, self.ranks = algorithm, ranks
         if not rate:  # `get_config` serializes it
             own = {option: value for option, value in own.items() if option != _local_name(algorithm)}

@@ -12,7 +12,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Stretch
 from nnlo_torch._flat_model import FlatModel, Storage
 from nnlo_torch._schedules import GroupOptions
-from nnlo_torch._stretches import Stretches, scaled_rates
+from nnlo_torch._stretches import Stretches, own_momentum, scaled_rates, without_momentum
 
 __all__ = ["TorchCenterOptimizer"]
 
@@ -51,6 +51,7 @@ class TorchCenterOptimizer:
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
         self._views: dict[int, list[torch.Tensor]] = {}
         self._stretches: Stretches | None = None
+        self._left: tuple[float, bool] | None = None  # the momentum that workers have
 
     @property
     def learning_rate(self) -> float:
@@ -64,6 +65,12 @@ class TorchCenterOptimizer:
     def configure(self, options: Any) -> None:
         """Set the learning rates and other options that a worker's scheduler has set."""
         self._options.set(options)
+        if self._left is not None and self.own_momentum() != self._left:
+            raise ConfigurationError(
+                f"momentum={self.own_momentum()[0]!r} was set during the training, but with wire='topk' the "
+                f"workers have added up gradients with momentum={self._left[0]!r}; leave the momentum as it "
+                "is (cycle_momentum=False in a scheduler), or use wire='int8'"
+            )
 
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - the parameters are views of x
         """Step with this gradient."""
@@ -74,8 +81,23 @@ class TorchCenterOptimizer:
         self.stepped = [
             index for index, owned in enumerate(self._owned) if not several or present[owned].any()
         ]
+        if self._left is not None:
+            with without_momentum(self._optimizers):
+                self._step_chosen()
+        else:
+            self._step_chosen()
+
+    def _step_chosen(self) -> None:
         for index in self.stepped:
             self._optimizers[index].step()
+
+    def own_momentum(self) -> tuple[float, bool]:
+        """Return the momentum of SGD, and whether it is Nesterov's."""
+        return own_momentum(self._optimizers[0], "wire='topk'")
+
+    def leave_momentum(self) -> None:
+        """Step without momentum from now on, with the weight decay of all the steps that it would bring."""
+        self._left = self.own_momentum()
 
     def stretches(self, size: int, gradient: Any) -> list[Stretch] | None:  # noqa: ARG002 - the layout knows
         """Return the options of SGD, Adam or AdamW, one stretch for each group; None: it is another one."""

@@ -14,7 +14,14 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Stretch
 from nnlo_torch._flat_model import FlatModel
 
-__all__ = ["GroupOptimizer", "Stretches", "refuse_options", "scaled_rates"]
+__all__ = [
+    "GroupOptimizer",
+    "Stretches",
+    "own_momentum",
+    "refuse_options",
+    "scaled_rates",
+    "without_momentum",
+]
 
 #: What their states are called: the momentum, and Adam's mean square.
 _SLOTS: dict[type, tuple[str, ...]] = {
@@ -51,6 +58,43 @@ def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], scale: float) -> I
     finally:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def own_momentum(optimizer: torch.optim.Optimizer, owner: str) -> tuple[float, bool]:
+    """Return the momentum of SGD, and whether it is Nesterov's; 0: it has none, or is not SGD.
+
+    Args:
+        optimizer: the user's.
+        owner: what needs it, for the error.
+
+    Raises:
+        ConfigurationError: its groups differ in it, or it is not added up as a velocity is.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return 0.0, False
+    found = {(float(group["momentum"]), bool(group["nesterov"])) for group in optimizer.param_groups}
+    damped = any(group["momentum"] and group["dampening"] for group in optimizer.param_groups)
+    if len(found) > 1 or damped:
+        what = "dampening" if damped else f"momenta {sorted(one for one, _ in found)} or some with nesterov"
+        raise ConfigurationError(
+            f"{owner} cannot have SGD with {what}: its workers add up one momentum for all parameters; give "
+            "all groups the same momentum and no dampening, or use wire='int8'"
+        )
+    return found.pop()
+
+
+@contextmanager
+def without_momentum(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Let SGD step without its momentum within a `with` block, with the weight decay of all later steps."""
+    groups = [group for one in optimizers for group in one.param_groups if group.get("momentum")]
+    before = [(group["momentum"], group["weight_decay"]) for group in groups]
+    for group, (momentum, decay) in zip(groups, before, strict=True):
+        group["momentum"], group["weight_decay"] = 0.0, decay / (1 - momentum)
+    try:
+        yield
+    finally:
+        for group, (momentum, decay) in zip(groups, before, strict=True):
+            group["momentum"], group["weight_decay"] = momentum, decay
 
 
 class Stretches:

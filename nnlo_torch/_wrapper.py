@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +34,7 @@ from nnlo_torch._joint import JointTraining, joint_training
 from nnlo_torch._participation import Participation
 from nnlo_torch._schedules import follow_progress
 from nnlo_torch._step_weights import checked_weight
-from nnlo_torch._stretches import refuse_options
+from nnlo_torch._stretches import own_momentum, refuse_options
 from nnlo_torch._team import join_team
 
 __all__ = [
@@ -258,6 +259,9 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         world: RankWorld | None = None,
     ) -> None:
         refuse(optimizer, type(self).__name__)
+        if algorithm.wire == "topk":
+            momentum, nesterov = own_momentum(optimizer, f"{type(self).__name__} with wire='topk'")
+            algorithm = replace(algorithm, topk_momentum=momentum, topk_nesterov=nesterov)
         self._begin(optimizer, algorithm, local)
         self._model = model
         world = world or launched()

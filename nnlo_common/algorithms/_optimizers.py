@@ -71,6 +71,15 @@ class SGD(Optimizer):
         super().__post_init__()
         if self.nesterov and not self.momentum:
             self._refuse("momentum", "a number with 0 < momentum < 1 where nesterov=True")
+        self._left = False  # workers have the momentum
+
+    def own_momentum(self) -> tuple[float, bool]:
+        """Return its momentum, and whether it is Nesterov's."""
+        return self.momentum, self.nesterov
+
+    def leave_momentum(self) -> None:
+        """Step without momentum from now on, with the weight decay of all the steps that it would bring."""
+        self._left = True
 
     def stretches(self, size: int, gradient: Vector | None) -> list[Stretch]:
         """Return its options, for the whole vector."""
@@ -83,12 +92,13 @@ class SGD(Optimizer):
         return [one]
 
     def _initial(self) -> dict[str, float]:
-        return {"buffer": -0.0} if self.momentum else {}  # -0.0 + g is g, even where g is -0.0
+        return {"buffer": -0.0} if self.momentum and not self._left else {}  # -0.0 + g is g, even for -0.0
 
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
         total, scratch, last = work
         if self.weight_decay:
-            gradient = np.add(gradient, np.multiply(x, self.weight_decay, out=total), out=total)
+            decay = self.weight_decay / (1 - self.momentum) if self._left else self.weight_decay
+            gradient = np.add(gradient, np.multiply(x, decay, out=total), out=total)
         direction = gradient
         for buffer in slots:
             direction = np.add(np.multiply(buffer, self.momentum, out=buffer), gradient, out=buffer)

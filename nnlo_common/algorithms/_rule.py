@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._noise_scale import NeighbourNoise
-from nnlo_common.algorithms._vector_optimizer import Configurable, VectorOptimizer
+from nnlo_common.algorithms._vector_optimizer import Configurable, LeavesMomentum, VectorOptimizer
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
-from nnlo_common.base._options import Declared, declared, option
+from nnlo_common.base._options import FROM_OPTIMIZER, Declared, declared, option
 from nnlo_common.base._state_tree import State, Stateful
 
 __all__ = [
@@ -42,6 +42,8 @@ __all__ = [
 
 # More workers than anybody has.
 _COUNTLESS = 100_000
+# A shorter vector travels in float32.
+_LEAST_PACKED = 64
 
 
 class Ask(enum.IntEnum):
@@ -419,6 +421,9 @@ class Algorithm(ABC):
             change nothing.
         wire: how numbers travel between workers and servers: unchanged, or smaller for slow links; what is
             lost is sent later. See docs/wire.md.
+        topk_momentum: with wire="topk", the momentum of the SGD that steps the centre, which workers add up
+            in its place; see `with_momentum_of`.
+        topk_nesterov: whether it is Nesterov's.
     """
 
     #: Where the user's optimizer steps: at the centre, on each worker, or nowhere.
@@ -468,6 +473,10 @@ class Algorithm(ABC):
     wire: Literal["float32", "bfloat16", "float16", "int8", "topk"] = option(
         "float32", "how numbers travel between workers and servers", quiet=True
     )
+    topk_momentum: float = option(
+        0.0, "the momentum that workers add up", least=0, below=1, absent=FROM_OPTIMIZER, quiet=True
+    )
+    topk_nesterov: bool = option(False, "whether it is Nesterov's", absent=FROM_OPTIMIZER, quiet=True)
 
     def __post_init__(self) -> None:
         for name, one in declared(type(self)).items():
@@ -480,6 +489,11 @@ class Algorithm(ABC):
         if self.wire == "topk" and self.sends != "steps":
             self._refuse(
                 "wire='topk' is not possible: it sends weights, of which all numbers matter; use int8"
+            )
+        if self.topk_momentum and self.wire != "topk":
+            self._refuse(
+                f"topk_momentum={self.topk_momentum!r} with wire={self.wire!r} is not possible: with this "
+                "wire the optimizer of the centre has the momentum; leave it out"
             )
 
     # -- a rule in two halves -------------------------------------------------------------------------
@@ -528,6 +542,47 @@ class Algorithm(ABC):
     def local_optimizer(self) -> VectorOptimizer | None:
         """Return the algorithm's own optimizer for a worker's parameters, if it has one."""
         return None
+
+    def with_momentum_of(self, optimizer: object) -> Self:
+        """Return the algorithm with the momentum of this optimizer on the workers, where topk has it.
+
+        A gradient of which topk sends a number each hundredth time would act like a large step under the
+        momentum of the centre (Lin et al. 2018, arXiv:1712.01887, section 3). So workers add up velocities in
+        place of gradients, and the centre's SGD steps without momentum. Other optimizers stay as they are.
+
+        Args:
+            optimizer: the one that steps the centre; None: there is none.
+
+        Example:
+            >>> from nnlo_common import SGD, Downpour
+            >>> Downpour(wire="topk").with_momentum_of(SGD(0.1, momentum=0.9)).topk_momentum
+            0.9
+        """
+        if self.wire != "topk" or not isinstance(optimizer, LeavesMomentum):
+            return self
+        momentum, nesterov = optimizer.own_momentum()
+        if not momentum:
+            return self
+        return replace(self, topk_momentum=momentum, topk_nesterov=nesterov)
+
+    def packs(self, size: int) -> bool:
+        """Whether a vector of this size travels in another form; a short one would gain nothing."""
+        return self.wire != "float32" and size >= _LEAST_PACKED
+
+    def at_center(self, optimizer: VectorOptimizer | None, size: int) -> VectorOptimizer | None:
+        """Return the optimizer that steps a centre of this size, without the momentum that workers have."""
+        if not (self.wire == "topk" and self.packs(size) and isinstance(optimizer, LeavesMomentum)):
+            return optimizer
+        momentum, nesterov = optimizer.own_momentum()
+        if momentum and (momentum, nesterov) != (self.topk_momentum, self.topk_nesterov):
+            self._refuse(
+                f"the optimizer has momentum={momentum!r}, nesterov={nesterov!r}, but workers add up "
+                f"topk_momentum={self.topk_momentum!r}, topk_nesterov={self.topk_nesterov!r}; take the "
+                "algorithm's `with_momentum_of(optimizer)`"
+            )
+        if momentum:
+            optimizer.leave_momentum()
+        return optimizer
 
     def alone(self, optimizer: VectorOptimizer | None) -> VectorOptimizer:
         """Return the optimizer of a rank that trains alone: the user's, or the algorithm's own."""

@@ -14,6 +14,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Layout, PartWork, Vector, blocks, zeroed
 
 __all__ = [
+    "LeavesMomentum",
     "Optimizer",
     "Stretch",
     "VectorOptimizer",
@@ -130,6 +131,21 @@ class Configurable(Protocol):
 
     def configure(self, options: Vector) -> None:
         """Take new options."""
+
+
+@runtime_checkable
+class LeavesMomentum(VectorOptimizer, Protocol):
+    """SGD that can leave its momentum to the workers, where `wire="topk"` needs it."""
+
+    def own_momentum(self) -> tuple[float, bool]:
+        """Return its momentum, and whether it is Nesterov's; 0: it has none, or is not SGD."""
+
+    def leave_momentum(self) -> None:
+        """Step without momentum from now on: what it is given has it.
+
+        A weight decay that is added to gradients counts for the later steps at once: it is divided by
+        1 - momentum.
+        """
 
 
 @dataclass(eq=False)

@@ -18,6 +18,8 @@ the sender's up to the error of the last difference.
 | int8 | a whole number from -127 to 127 times the scale of its row of 256 | 1.02 |
 | topk | sent if it is among the largest; at first each fourth, later each hundredth | 2, later 0.08 |
 
+With topk the momentum of SGD is on the workers: see `_MomentumStream`.
+
 The first hundreds of contributions by topk send more (warm-up, Lin et al. 2018, arXiv:1712.01887), because
 early gradients change fastest. Replies to topk are differences in int8: a centre that moves in all numbers
 cannot be told by a few. A copy of the centre that a worker only looks at travels in float32.
@@ -47,8 +49,8 @@ Bytes = npt.NDArray[np.uint8]
 
 # Numbers that are packed at a time: with their copies they stay in a second-level cache.
 _BLOCK = 1 << 15
-# A shorter vector travels in float32: it would gain nothing.
-_LEAST = 64
+# Numbers that have room for what a packed vector has besides.
+_ROOM = 64
 _HEAD = 8
 _UPPER = int(sys.byteorder == "little")  # the place of a float32's upper half
 
@@ -270,7 +272,7 @@ _FORMATS: Mapping[str, _InBlocks | _TopK] = {
     "bfloat16": _BFloat16(),
     "float16": _Float16(),
     "int8": _Int8(),
-    "topk": _TopK(),
+    "topk": (_TOPK := _TopK()),
 }
 #: Formats of replies, where another one serves better.
 _DOWN = {"topk": "int8"}
@@ -298,7 +300,7 @@ class _Stream(Stateful):
         marks: the places of marks.
     """
 
-    saved = ("reference", "residual", "sent")
+    saved: ClassVar[tuple[str, ...]] = ("reference", "residual", "sent")
 
     def __init__(
         self,
@@ -392,6 +394,54 @@ class _Stream(Stateful):
                 way.add(body, block, out, spare)
 
 
+class _MomentumStream(_Stream):
+    """Gradients by topk, with the momentum of the SGD that they are sent to; it steps without.
+
+    Momentum correction (Lin et al. 2018, section 3.1), for a gradient g and the momentum m:
+
+        u <- m u + g;  y = u + e                    Nesterov's: y = g + m u + e;  e <- y - Q(y)
+
+    So what arrives is the sum of the steps that SGD with this momentum makes, up to the last e, and the
+    server makes each with the learning rate that it has then.
+
+    Deviation: the paper clears u where a number is sent (momentum factor masking). A number that is sent
+    often would have hardly any momentum then, in the warm-up most of all: see docs/wire.md for what that
+    costs.
+
+    Attributes:
+        velocity: u.
+
+    Args:
+        momentum: m.
+        nesterov: whether it is Nesterov's.
+        options: of the stream.
+    """
+
+    saved = (*_Stream.saved, "velocity")
+
+    def __init__(self, momentum: float, size: int, *, nesterov: bool, **options: Any) -> None:
+        super().__init__(_TOPK, size, None, **options)
+        self._momentum, self._nesterov = np.float32(momentum), nesterov
+        self.velocity: Vector = np.zeros(size, np.float32)
+
+    def begin(self, value: Vector) -> None:
+        """Start anew, at rest."""
+        super().begin(value)
+        self.velocity[:] = 0
+
+    def _pack(self, value: Vector, body: Bytes) -> int:
+        for block in blocks(slice(0, self._size), _BLOCK):
+            u, v = self.velocity[block], self.residual[block]
+            np.multiply(u, self._momentum, out=u)
+            np.add(u, value[block], out=u)
+            if self._nesterov:
+                y = self._y[: u.size]
+                np.add(v, np.add(value[block], np.multiply(u, self._momentum, out=y), out=y), out=v)
+            else:
+                np.add(v, u, out=v)
+        return _TOPK.pack(self.residual, body, self.sent)
+
+
 class WireEnd:
     """One side of a compressed conversation between a worker and a server.
 
@@ -414,14 +464,15 @@ class WireEnd:
         follows = wire.up == "weights"
         own: Vector = np.zeros(size if wire.up != "steps" else 0, np.float32)
         self._replies_are_starts = serves and wire.up == "replaced"
-        self.up = _Stream(
-            _FORMATS[wire.name],
-            size,
-            {"steps": None, "weights": own, "replaced": own if serves else center}[wire.up],
-            follows=follows,
-            keeps=not serves and not follows,
-            marks=wire.marks,
-        )
+        options: dict[str, Any] = {
+            "follows": follows,
+            "keeps": not serves and not follows,
+            "marks": wire.marks,
+        }
+        reference = {"steps": None, "weights": own, "replaced": own if serves else center}[wire.up]
+        self.up = _Stream(_FORMATS[wire.name], size, reference, **options)
+        if wire.momentum and not serves:
+            self.up = _MomentumStream(wire.momentum, size, nesterov=wire.nesterov, **options)
         self._out, self._into = (self.down, self.up) if serves else (self.up, self.down)
         self._wire = wire
 
@@ -488,6 +539,8 @@ class Wire:
         marks: the places of the marks in it.
         up: what workers send, see `Algorithm.sends`.
         down: what servers reply, see `Algorithm.replies`.
+        momentum: of the velocity that topk's workers keep; 0: they keep none.
+        nesterov: whether it is Nesterov's.
 
     Example:
         >>> from nnlo_common import Downpour, FlatVector
@@ -507,9 +560,12 @@ class Wire:
         self, algorithm: Algorithm | None = None, layout: Layout | None = None, place: slice = slice(0, 0)
     ) -> None:
         self.size = place.stop - place.start
-        self.name = "float32" if algorithm is None or self.size < _LEAST else algorithm.wire
+        packs = algorithm is not None and algorithm.packs(self.size)
+        self.name = algorithm.wire if algorithm is not None and packs else "float32"
         self.up = "steps" if algorithm is None else algorithm.sends
         self.down = "center" if algorithm is None else algorithm.replies
+        self.momentum = 0.0 if algorithm is None or not self.packs else algorithm.topk_momentum
+        self.nesterov = algorithm is not None and algorithm.topk_nesterov
         self.marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         if layout is not None and self.packs:
             self.marks = layout.unused_marks(place)
@@ -528,7 +584,7 @@ class Wire:
     def room(self) -> Vector:
         """Memory for a packed vector, for a moment."""
         if not self._room.size:
-            self._room = np.zeros(self.size + _LEAST, np.float32)
+            self._room = np.zeros(self.size + _ROOM, np.float32)
         return self._room
 
 

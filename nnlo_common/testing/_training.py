@@ -129,6 +129,7 @@ def train_virtually(
     """
     workers, servers = whole_number("workers", workers, 1), whole_number("servers", servers, 1)
     _refuse_unused(algorithm, optimizer)
+    algorithm = algorithm.with_momentum_of(optimizer)
     algorithm.check(workers, servers)
     for one in deaths:
         if one.shard not in range(servers):
@@ -200,7 +201,8 @@ class VirtualRanks:
 
     def _server(self, shard: Shard, optimizer: VectorOptimizer | None) -> Server:
         mine = None if optimizer is None else fitted(optimizer, self.start.layout, shard.place)
-        rule = self.algorithm.center(self.start.vector[shard.place].copy(), self.workers, mine)
+        center = self.start.vector[shard.place].copy()
+        rule = self.algorithm.center(center, self.workers, self.algorithm.at_center(mine, center.size))
         if self.servers > 1:
             rule.share(self.start.vector.size)
         depth = self.algorithm.lag + 1

@@ -495,7 +495,8 @@ def _server(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: Sequence[S
 def _rule(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], mine: Shard) -> CenterRule:
     """Return the centre's half of the algorithm for a shard; the centre is a view of the parameters."""
     center = plan.parameters.vector[mine.place]
-    rule = plan.algorithm.center(center, len(cell.workers), plan.center_optimizer(mine.place))
+    optimizer = plan.algorithm.at_center(plan.center_optimizer(mine.place), center.size)
+    rule = plan.algorithm.center(center, len(cell.workers), optimizer)
     rule.in_groups(len(cell.groups[0]))
     if len(shards) > 1:
         rule.share(plan.parameters.vector.size)

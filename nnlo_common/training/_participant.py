@@ -115,7 +115,7 @@ class Participant:
         **ranks: Unpack[RankArguments],
     ) -> None:
         _check_arguments(algorithm, optimizer)
-        self.algorithm, self.optimizer = algorithm, optimizer
+        self.algorithm, self.optimizer = algorithm.with_momentum_of(optimizer), optimizer
         given: dict[str, Any] = {**ranks}
         self._ranks = RankOptions.taken_from(given, "Participant")
         for name in given:

@@ -80,6 +80,8 @@ OPTIONS: dict[type[Algorithm], dict[str, tuple[Sequence[Any], Sequence[Any], str
             ["float64", "", 16],
             "'float32' or 'bfloat16' or 'float16' or 'int8' or 'topk'",
         ),
+        "topk_momentum": ([0, 0.0], [-0.1, 1, 1.5, "0.9"], "at least 0 and below 1"),  # others need topk
+        "topk_nesterov": FLAG,
     },
     Downpour: {
         "n_push": AT_LEAST_1,
@@ -299,8 +301,9 @@ def test_a_description_is_one_line_that_names_every_option(index: int) -> None:
     text = algorithm.describe()
     assert "\n" not in text
     assert text.startswith(f"{type(algorithm).__name__}(")
-    # Without sub-servers their options are left out, and the usual wire.
-    named = [one.name for one in fields(algorithm) if not one.name.startswith("sub_") and one.name != "wire"]
+    # Without sub-servers their options are left out, and the usual wire with what is for another one.
+    unsaid = ("sub_", "wire", "topk_")
+    named = [one.name for one in fields(algorithm) if not one.name.startswith(unsaid)]
     assert all(f"{name}=" in text for name in named)
     assert replace(algorithm).describe() == text
     assert replace(algorithm, lag=algorithm.lag + 1).describe() != text

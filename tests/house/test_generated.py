@@ -34,7 +34,7 @@ def test_the_table_of_algorithms_has_every_option_of_each() -> None:
         told = shown.setdefault(name or next(reversed(shown)), set())
         told.add(tuple(row))
     common = shown.pop("all, unless said below")
-    assert {row[0] for row in common} == {"`lag`", "`wire`"}
+    assert {row[0] for row in common} == {"`lag`", "`wire`", "`topk_momentum`", "`topk_nesterov`"}
     own = {name: rows for name, rows in shown.items() if ":" not in name}
     for name, rows in shown.items():
         own_name, _, parent = name.partition(": as ")
