@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import json
 import os
@@ -35,6 +36,19 @@ def import_frameworks(keras):
     if keras:
         keras_package.Sequential([keras_package.layers.Dense(1)]).compile("adam", "mse")
         keras_package.backend.clear_session()
+
+
+def import_nnlo(keras):
+    """Import the plug-in that programs of tests import."""
+    importlib.import_module("nnlo_keras" if keras else "nnlo_torch")
+
+
+def forget_another_nnlo(folder):
+    """Forget nnlo where a program finds another first: in its own folder."""
+    own, mine = Path(folder, "nnlo_common"), sys.modules.get("nnlo_common")
+    if mine is not None and own.is_dir() and not own.samefile(Path(mine.__file__).parent):
+        for name in [name for name in sys.modules if name.startswith("nnlo_")]:
+            del sys.modules[name]
 
 
 def nurse(listener):
@@ -107,6 +121,7 @@ def become(request, streams):
     os.environ.update(request["environment"])
     sys.argv[:] = request["command"]
     sys.path[0] = str(Path.cwd() if sys.argv[0] == "-m" else Path(sys.argv[0]).resolve().parent)
+    forget_another_nnlo(sys.path[0])
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         lines = -1 if mode == "r" or (number == 1 and not os.isatty(1)) else 1
         errors = "backslashreplace" if number == 2 else None
@@ -124,6 +139,8 @@ def main():
     """Serve requests; in the child of one, return the program's words."""
     address, *rest = sys.argv[1:]
     import_frameworks(keras="keras" in rest)
+    if "nnlo" in rest:
+        import_nnlo(keras="keras" in rest)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
