@@ -1,12 +1,12 @@
 """Warm starts: programs of tests begin with their framework already imported.
 
 Importing a framework is most of the life of a test's rank: three seconds of CPU for PyTorch or Keras, four
-with TensorFlow, and half a second for nnlo. A
-nursery imports it once for each process of the tests, and forks for each program, plain or a rank under
+with TensorFlow, half a second for nnlo. A
+nursery imports them once for each process of the tests, and forks for each program, plain or a rank under
 mpiexec. What the launcher starts is `stand_in.py`: it passes its streams, its environment and signals to the
 fork, and ends as that does. The frameworks are imported, not used, so that a program begins without threads
-or state of theirs; and without nnlo where it does not name it. `make test` starts programs warm; `make test-all`
-starts them cold, as users do.
+or state of theirs; and without nnlo where it does not name it. `make test` starts programs warm;
+`make test-all` starts them cold, as users do.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def warm_start(
     else:
         return cold
     backends = ("torch",) if "torch" in used else ("torch", "tensorflow")
-    if not used or ("keras" in used and env.get("KERAS_BACKEND") not in backends):
+    if not (used or nnlo) or ("keras" in used and env.get("KERAS_BACKEND") not in backends):
         return cold
     read = tuple((name, env[name]) for name in _READ_AT_IMPORT if name in env)
-    return [sys.executable, "-I", "-S", FOLDER / "stand_in.py", _nursery("keras" in used, nnlo, read), program]
+    return [sys.executable, "-I", "-S", FOLDER / "stand_in.py", _nursery(used, nnlo, read), program]
 
 
 @functools.cache
@@ -68,16 +68,12 @@ def _imports_of(program: str | Path) -> tuple[frozenset[str], bool]:
 
 
 @functools.cache
-def _nursery(keras: bool, nnlo: bool, read: tuple[tuple[str, str], ...]) -> Path:
+def _nursery(frameworks: frozenset[str], nnlo: bool, read: tuple[tuple[str, str], ...]) -> Path:
     """Start a nursery, and return its socket; it ends when this process does."""
     folder = tempfile.TemporaryDirectory(prefix="nnlo-")
     address = Path(folder.name, "nursery")
     process = subprocess.Popen(
-        [
-            *(sys.executable, FOLDER / "nursery.py", address),
-            *(["keras"] if keras else []),
-            *(["nnlo"] if nnlo else []),
-        ],
+        [sys.executable, FOLDER / "nursery.py", address, *sorted(frameworks), *(["nnlo"] if nnlo else [])],
         env={**os.environ, **dict(read)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

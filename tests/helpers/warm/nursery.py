@@ -22,8 +22,13 @@ _PR_SET_PDEATHSIG = 1
 _ASIDE = 100
 
 
-def import_frameworks(keras):
+def import_frameworks(names):
     """Import what programs of tests import, and what that imports at its first use."""
+    if not names:
+        import numpy  # noqa: F401 - what nnlo runs on by itself
+
+        return
+    keras = "keras" in names
     if keras:
         import keras as keras_package
 
@@ -38,9 +43,10 @@ def import_frameworks(keras):
         keras_package.backend.clear_session()
 
 
-def import_nnlo(keras):
-    """Import the plug-in that programs of tests import."""
-    importlib.import_module("nnlo_keras" if keras else "nnlo_torch")
+def import_nnlo(frameworks):
+    """Import the plug-ins for the frameworks, or without any what they share."""
+    for name in frameworks or ["common"]:
+        importlib.import_module(f"nnlo_{name}")
 
 
 def forget_another_nnlo(folder):
@@ -49,6 +55,13 @@ def forget_another_nnlo(folder):
     if mine is not None and own.is_dir() and not own.samefile(Path(mine.__file__).parent):
         for name in [name for name in sys.modules if name.startswith("nnlo_")]:
             del sys.modules[name]
+
+
+def guard_rank():
+    """Do what importing nnlo does in a rank: have its failure end the others."""
+    nnlo = sys.modules.get("nnlo_common")
+    if nnlo is not None:
+        nnlo.guard_launched()
 
 
 def nurse(listener):
@@ -133,14 +146,16 @@ def become(request, streams):
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
     sys.modules["numpy"].random.seed()
+    guard_rank()
 
 
 def main():
     """Serve requests; in the child of one, return the program's words."""
     address, *rest = sys.argv[1:]
-    import_frameworks(keras="keras" in rest)
+    frameworks = [name for name in rest if name != "nnlo"]
+    import_frameworks(frameworks)
     if "nnlo" in rest:
-        import_nnlo(keras="keras" in rest)
+        import_nnlo(frameworks)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
