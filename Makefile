@@ -88,7 +88,7 @@ test: .venv/stamp-dev .venv-mpich/stamp-test ## all tests but the long ones; tho
 	$(say) 'tests that start mpiexec, with torch, keras and Open MPI'
 	@$(warm) $(pytest) $(jobs) -m 'mpi and not extended' $(start_mpiexec)
 	$(say) 'tests that start mpiexec, with MPICH'
-	@$(warm) $(pytest_mpich) $(jobs) -m 'mpi and not extended' $(start_mpiexec)
+	@$(pytest_mpich) $(jobs) -m 'mpi and not extended' $(start_mpiexec)
 
 test-all: packages .venv/stamp-dev .venv-mpich/stamp-test .venv-clients/stamp-test ## the same with the long ones, and the packages
 	$(say) 'all tests, with torch and keras'
