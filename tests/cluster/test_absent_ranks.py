@@ -14,6 +14,12 @@ ENDS = "This rank ends after 4 s of waiting; NNLO_START_LIMIT_S changes that"
 ADVICE = "no `if rank == 0:` around a training"
 
 
+@pytest.fixture(autouse=True)
+def _cold_starts(monkeypatch):
+    """A rank knows the others of its host by the environment that they were started with."""
+    monkeypatch.setenv("NNLO_TEST_STARTS", "cold")
+
+
 def run(case, trains, folder, *, limit="4", **options):
     env = {"NNLO_START_LIMIT_S": limit}
     return mpiexec(3, PROGRAMS / "absent.py", case, str(trains), str(folder), env=env, **options)

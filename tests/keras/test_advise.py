@@ -23,7 +23,7 @@ pytestmark = [
 def fewer_layouts(monkeypatch):
     """Leave out the largest numbers of ranks, which take seconds."""
     monkeypatch.setattr(_advice, "WORKERS", (1, 2, 4))
-    monkeypatch.setattr(_advice, "RANKS", (4, 16))
+    monkeypatch.setattr(_advice, "RANKS", (2, 4))
 
 
 def data(size=160):

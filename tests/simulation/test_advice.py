@@ -118,7 +118,9 @@ def test_memory_is_a_line_in_the_batch(common):
     assert Advice(replace(example_facts(), too_large=200)).largest_batch == 400
 
 
-def test_every_heading_has_sentences_and_numbers_are_finite_in_the_file(common, tmp_path):
+def test_every_heading_has_sentences_and_numbers_are_finite_in_the_file(common, tmp_path, monkeypatch):
+    assert 16 in common.layouts  # which stay; the other advice needs fewer
+    monkeypatch.setattr(_advice, "RANKS", (2, 4))
     endless = NoiseEstimate(scale=math.inf, low=300, high=math.inf, signal=0, noise=1, batch=100)
     for advice in (common, Advice(replace(example_facts(), noise=[endless, endless]))):
         assert all(advice.lines().values())
@@ -274,7 +276,8 @@ def test_ranks_of_a_probe_that_shared_cores_had_a_part_of_each(common):
     assert Advice(replace(crowd, cores=8)).costs.step.mean == pytest.approx(common.costs.step.mean)
 
 
-def test_a_slow_link_makes_smaller_messages_worth_having_and_no_other():
+def test_a_slow_link_makes_smaller_messages_worth_having_and_no_other(monkeypatch):
+    monkeypatch.setattr(_advice, "RANKS", (2, 4))
     facts = example_facts(parameters=10_000_000)
 
     def said(**facts_of_link):

@@ -378,7 +378,7 @@ KINDS = [
 
 
 @pytest.mark.filterwarnings("ignore:this is the optimizer's state of one of several parts")
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("size", "name", "options", "stop_at"),
     [(*kind, stop_at) for kind in KINDS for stop_at in (3, 7, 12)],

@@ -373,6 +373,7 @@ class Stream:
         return int(self._stream.write(data[len(data) // 2 :]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("full", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize(
     "error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO], ids=errno.errorcode.get

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import io
 import json
 import os
@@ -21,8 +22,13 @@ _PR_SET_PDEATHSIG = 1
 _ASIDE = 100
 
 
-def import_frameworks(keras):
+def import_frameworks(names):
     """Import what programs of tests import, and what that imports at its first use."""
+    if not names:
+        import numpy  # noqa: F401 - what nnlo runs on by itself
+
+        return
+    keras = "keras" in names
     if keras:
         import keras as keras_package
 
@@ -35,6 +41,27 @@ def import_frameworks(keras):
     if keras:
         keras_package.Sequential([keras_package.layers.Dense(1)]).compile("adam", "mse")
         keras_package.backend.clear_session()
+
+
+def import_nnlo(frameworks):
+    """Import the plug-ins for the frameworks, or without any what they share."""
+    for name in frameworks or ["common"]:
+        importlib.import_module(f"nnlo_{name}")
+
+
+def forget_another_nnlo(folder):
+    """Forget nnlo where a program finds another first: in its own folder."""
+    own, mine = Path(folder, "nnlo_common"), sys.modules.get("nnlo_common")
+    if mine is not None and own.is_dir() and not own.samefile(Path(mine.__file__).parent):
+        for name in [name for name in sys.modules if name.startswith("nnlo_")]:
+            del sys.modules[name]
+
+
+def guard_rank():
+    """Do what importing nnlo does in a rank: have its failure end the others."""
+    nnlo = sys.modules.get("nnlo_common")
+    if nnlo is not None:
+        nnlo.guard_launched()
 
 
 def nurse(listener):
@@ -107,6 +134,7 @@ def become(request, streams):
     os.environ.update(request["environment"])
     sys.argv[:] = request["command"]
     sys.path[0] = str(Path.cwd() if sys.argv[0] == "-m" else Path(sys.argv[0]).resolve().parent)
+    forget_another_nnlo(sys.path[0])
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         lines = -1 if mode == "r" or (number == 1 and not os.isatty(1)) else 1
         errors = "backslashreplace" if number == 2 else None
@@ -118,12 +146,16 @@ def become(request, streams):
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
     sys.modules["numpy"].random.seed()
+    guard_rank()
 
 
 def main():
     """Serve requests; in the child of one, return the program's words."""
     address, *rest = sys.argv[1:]
-    import_frameworks(keras="keras" in rest)
+    frameworks = [name for name in rest if name != "nnlo"]
+    import_frameworks(frameworks)
+    if "nnlo" in rest:
+        import_nnlo(frameworks)
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listener:
