@@ -161,6 +161,7 @@ class Participant:
         with another worker's share; an iterator is not.
         """
         self._end_open_epoch()
+        self._take_place()
         self._has_turned, self._epoch_open = False, True
         self._running.begin_epoch()
         self._weight, size = 0.0, math.inf
@@ -287,6 +288,14 @@ class Participant:
             self._has_turned = True
         assert isinstance(self._part, SpareRank | GroupTrainer)  # no other takes over
         self.role = self._part.role
+
+    def _take_place(self) -> None:
+        """Train from now on in the place of a dead worker, if this rank is a spare that the server calls."""
+        trains = self._part.take_place() if isinstance(self._part, SpareRank) else None
+        if trains is not None and self._member is not None:
+            self._part, self.role = trains, trains.role
+            self._member = replace(self._member, part=trains, server=None, worker=trains.index)
+            trains.start()
 
     def _end_open_epoch(self) -> None:
         """End the open epoch; after a `break` it stays open until the next one begins."""

@@ -29,6 +29,7 @@ from nnlo_common.protocol import (
     Message,
     Notes,
     PausesBetween,
+    Places,
     QueryClient,
     QueryService,
     Received,
@@ -58,6 +59,7 @@ class TrainingQueries(QueryService):
     Attributes:
         averages: the averages of the workers' buffers.
         pauses: the pauses between two epochs.
+        places: tells spares in whose places they train.
 
     Args:
         servers: the ranks of the servers and spares; the service runs on the first.
@@ -85,6 +87,7 @@ class TrainingQueries(QueryService):
         ranks = [first, *others, *workers]
         self.averages, self._means, self.pauses = averages, Means(ranks), PausesBetween(pauses)
         self._leasing, self._notes = Leasing(workers if leads is None else leads, patient=patient), Notes()
+        self.places = Places(first)
         rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
         parts = (
             self._means,
@@ -95,6 +98,7 @@ class TrainingQueries(QueryService):
             copies,
             self._leasing,
             self.pauses,
+            self.places,
         )
         super().__init__(first, shard, ranks, parts)
 
@@ -108,6 +112,22 @@ class TrainingQueries(QueryService):
         self.averages.load(state["averages"])
         self._leasing.load(state["leases"])
         self._notes.load(state["notes"])
+
+    def follow(self, server: Server) -> None:
+        """Call spares, and save what workers have had here, as this server's records say."""
+        self.places.pauses = lambda: server.pauses.made
+        self.places.place_of = lambda rank: (
+            (server.places[rank], server.peers[rank].epochs) if rank in server.peers.called() else None
+        )
+        self._leasing.saved_as = lambda: server.saved_as
+
+    def admit(self, rank: int) -> None:
+        """Lease to a spare that trains in the place of a dead worker."""
+        self._leasing.admit(rank)
+
+    def dismiss(self, rank: int) -> list[Action]:
+        """Lease to a spare no more that was called and does not come."""
+        return self.tell(self._leasing.gone(rank, lost=False))
 
     @property
     def in_mean(self) -> bool:
@@ -190,6 +210,8 @@ class ServerRank:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
         self.service = service
+        if service is not None:
+            service.follow(server)
         self._shards = {shard.index: shard for shard in shards}
         self._hosts = dict(hosts or {})
         self._epochs = self._views = 0
@@ -279,10 +301,27 @@ class ServerRank:
         self._let_pause(before_epoch=self._epochs)
         self._bottleneck.begin()
         self.wait_until(self._epoch_over)
+        self._call_spares()
         peers = self._server.peers.values()
         self._bottleneck.end([one.waited for one in peers if one.epochs >= self._epochs])
         self._server.pauses.before_epoch = _NEVER
         self._assemble()
+
+    def _call_spares(self) -> None:
+        """Let spares that no server needs train in the places of dead workers from the next epoch on."""
+        if self.service is None:
+            return
+        places, server, free = self.service.places, self._server, list[int]()
+        # The first stays for the server. The last are called first, so that the line before them stays whole.
+        for spare in reversed(self._shards[server.shard].spares[1:] if len(self._shards) == 1 else ()):
+            if spare not in places.candidates or spare in server.peers:
+                break
+            free.append(spare)
+        if not (server.stopping or server.peers.have_finished(self._epochs + 1)):
+            for spare, place in zip(free, sorted(server.vacant), strict=False):
+                server.call(spare, place, self._epochs)
+                self.service.admit(spare)
+        self.tell(places.decide(self._epochs))
 
     def point(self) -> Vector:
         """Return the centre."""
@@ -397,8 +436,11 @@ class ServerRank:
 
     def state(self) -> State:
         """Return all that the next commit depends on; exact in a pause."""
-        averages = None if self.service is None else self.service.averages.state()
-        return {"server": self._server.state(), "averages": averages}
+        state: State = {"server": self._server.state(), "averages": None}
+        if self.service is not None:
+            averages = self.service.averages
+            state["averages"] = averages.renamed(averages.state(), self._server.saved_as)
+        return state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; call it before `start`."""
@@ -446,6 +488,8 @@ class ServerRank:
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Serve until every worker has left; call `last` while this rank can still be asked."""
         self._leaving = True
+        if self.service is not None:
+            self.tell(self.service.places.decide(math.inf))
         self.ask(LeaveQuery())
         self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
@@ -467,6 +511,8 @@ class ServerRank:
     def _begin_after(self, epochs: int) -> None:
         """Begin where this server and all others have assembled so many epochs."""
         self._epochs, self._asked_for = epochs, (epochs, False)
+        if self.service is not None:
+            self.service.places.decide(epochs)  # nobody has asked yet
         if self._others:
             self._server.other_servers = dict.fromkeys(self._server.other_servers, epochs)
 
@@ -575,14 +621,54 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._bottleneck.end_work()
             self._look_for_pause()
+            if event.message.kind is Kind.JOIN and event.message.sender in self._standing_by:
+                self._seated(event.message.sender)
             if event.message.kind is Kind.LEAVE:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
+            self._dismiss_leavers()
         elif event.message.kind is Kind.ACK:
             self._acknowledged(event)
         else:
             self._take_shard(event)
+
+    def _seated(self, spare: int) -> None:
+        """Note that a spare trains in the place of a dead worker, and can serve no more."""
+        mine, server = self._shards[self._server.shard], self._server
+        self._shards[mine.index] = replace(mine, spares=tuple(one for one in mine.spares if one != spare))
+        if self._copies is not None:
+            self._copies.without(spare)
+        self._stall_detector.watch(spare, self._hosts[spare])
+        place, epoch = server.places[spare], server.peers[spare].epochs + 1
+        worker = [rank for rank in server.peers if rank not in server.places].index(place)
+        text = (
+            f"rank {spare} on {self._hosts[spare]} takes the place of worker {worker} (rank {place}) from "
+            f"epoch {epoch} on"
+        )
+        self._losses.append(text)
+        _LOG.warning("nnlo: %s", text)
+
+    def _dismiss_leavers(self) -> None:
+        """Wait no more for spares that were called, and whose scripts are over."""
+        if self.service is not None and self._server.places:
+            for spare in self._server.peers.called():
+                if not self.service.takes_part(spare):
+                    self._dismiss(spare)
+
+    def _dismiss(self, spare: int) -> None:
+        """Let a spare that was called be a spare again."""
+        perform(self._endpoint, self._server.dismiss(spare))
+        if self.service is not None:
+            perform(self._endpoint, self.service.dismiss(spare))
+        self._look_for_pause()
+
+    def _keep_spare(self) -> None:
+        """Keep the first spare for this server, though it was called, if it has not been told so yet."""
+        told = set() if self.service is None else self.service.places.told
+        for spare in self._shards[self._server.shard].spares[:1]:
+            if spare in self._server.peers.called() and spare not in told:
+                self._dismiss(spare)
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""
@@ -673,6 +759,8 @@ class ServerRank:
         return self._server.peers.have_finished(self._epochs)
 
     def _lost(self, event: Lost) -> None:
+        if event.rank in self._server.peers.called():
+            self._dismiss(event.rank)
         if event.rank in self._server.peers:
             others = set(self._server.peers.awaited()) - {event.rank}
             if self._server.peers[event.rank].standing in AWAITED:
@@ -709,6 +797,7 @@ class ServerRank:
                     self._copies.without(spare)
         if rank in spares and self.service is not None:
             self._tell_of_spare(rank)
+        self._keep_spare()
         for index, shard in self._shards.items():
             if shard.server != before[index].server:
                 self._go_on_with(shard, rank)
