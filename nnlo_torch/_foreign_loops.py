@@ -125,7 +125,7 @@ def refuse_layout(wrapper: Wrapper, package: str) -> None:
     """
     if wrapper._team is None:
         return
-    wrapper._team.lets_spares_train = False
+    wrapper._team.let_spares_train(may=False)
     member = wrapper._team.member
     if wrapper._joint.ranks.heir:
         raise collective(

@@ -238,7 +238,7 @@ def join_team(
     )
     optimizer = " and ".join(kinds_of(one.optimizer, one.local) for one in members)
     team = Session(algorithm, world, joint.ranks, trained, {"optimizer": optimizer})
-    team.lets_spares_train = True
+    team.let_spares_train()
 
     def sum_here() -> None:
         if len(members) == 1 and flat_model.all_are_blocks and not team.serves:

@@ -587,7 +587,6 @@ class Places:
     """Tells spares in whose places they train; an answer waits until the end of the epoch is decided.
 
     Attributes:
-        candidates: the spares that have asked, whose scripts let them train.
         told: those that have been told of a place.
         place_of: returns the dead worker in whose place a spare is called, and the epochs after which; None:
             it is not.
@@ -599,15 +598,13 @@ class Places:
 
     def __init__(self, own: int) -> None:
         self.handlers: Handlers = {PlaceQuery: self.ask}
-        self.candidates, self.told = set[int](), set[int]()
+        self.told = set[int]()
         self.place_of: Callable[[int], tuple[int, int] | None] = lambda rank: None
         self.pauses: Callable[[], int] = lambda: 0
         self._own, self._decided, self._waiting = own, 0.0, dict[int, int]()
 
     def ask(self, rank: int, query: PlaceQuery) -> Answers:
-        """Note that a spare would train; answer once it is decided who does after these epochs."""
-        if rank != self._own:
-            self.candidates.add(rank)
+        """Answer once it is decided who trains after these epochs."""
         self._waiting[rank] = query.epochs
         return self._ready()
 
@@ -617,8 +614,7 @@ class Places:
         return self._ready()
 
     def gone(self, rank: int, *, lost: bool) -> Answers:  # noqa: ARG002 - a handler's
-        """Call a rank no more."""
-        self.candidates.discard(rank)
+        """Answer a rank no more."""
         self._waiting.pop(rank, None)
         return []
 

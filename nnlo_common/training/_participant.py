@@ -25,6 +25,7 @@ from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._spare_rank import HeirRank, SpareRank
 
 __all__ = ["Participant", "Recording"]
@@ -260,6 +261,8 @@ class Participant:
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
             if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
                 self._part.on_taking_over.append(self._take_over)
+            if isinstance(self._part, ServerRank):
+                self._part.calls_spares = True
             server = None if isinstance(self._part, SpareRank) else self._member.server
             if self._log_order is not None and server is not None:
                 self._recording = Recording(self._log_order, server)

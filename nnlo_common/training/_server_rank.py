@@ -191,6 +191,8 @@ class ServerRank:
         keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
         on_divergence: called before an error about numbers that are not finite.
+        calls_spares: the script's loop takes batches also on a rank that has had none in earlier epochs, so
+            that spares can train.
     """
 
     def __init__(
@@ -242,6 +244,7 @@ class ServerRank:
         self._between = False  # waits for a pause between two epochs
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
+        self.calls_spares = False
         self._of = ""  # whose last worker an error means
 
     def _begin_copies(self) -> None:
@@ -311,17 +314,15 @@ class ServerRank:
         """Let spares that no server needs train in the places of dead workers from the next epoch on."""
         if self.service is None:
             return
-        places, server, free = self.service.places, self._server, list[int]()
-        # The first stays for the server. The last are called first, so that the line before them stays whole.
-        for spare in reversed(self._shards[server.shard].spares[1:] if len(self._shards) == 1 else ()):
-            if spare not in places.candidates or spare in server.peers:
-                break
-            free.append(spare)
-        if not (server.stopping or server.peers.have_finished(self._epochs + 1)):
+        server, over = self._server, self._server.peers.have_finished(self._epochs + 1)
+        if self.calls_spares and len(self._shards) == 1 and not (server.stopping or over):
+            # The first stays for the server. The last come first, so that the line before them stays whole.
+            line = [one for one in self._shards[server.shard].spares[1:] if self.service.takes_part(one)]
+            free = [one for one in reversed(line) if one not in server.peers]
             for spare, place in zip(free, sorted(server.vacant), strict=False):
                 server.call(spare, place, self._epochs)
                 self.service.admit(spare)
-        self.tell(places.decide(self._epochs))
+        self.tell(self.service.places.decide(self._epochs))
 
     def point(self) -> Vector:
         """Return the centre."""

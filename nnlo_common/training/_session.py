@@ -117,7 +117,6 @@ class Session:
         broken: a step has failed half-way, so the training cannot be left normally.
         over: the training is over.
         has_turned: this rank has begun to serve in an epoch that its script is still in: no step counts.
-        lets_spares_train: the script's loop takes batches on a rank that has had none in earlier epochs.
         before_epoch_ends: called when this worker ends its epoch.
         before_close: called before this rank leaves, while it may still ask.
         sends_gradients: workers send gradients; otherwise their optimizers run there.
@@ -167,7 +166,7 @@ class Session:
         self._own_parameters = plan.own_parameters
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
-        self.broken = self.over = self.has_turned = self._leaving = self.lets_spares_train = False
+        self.broken = self.over = self.has_turned = self._leaving = False
         self.before_epoch_ends: Callable[[], object] | None = None
         self.before_close: Callable[[], object] | None = None
         self.sends_gradients = self._runs != "worker"
@@ -190,6 +189,14 @@ class Session:
     def serves(self) -> bool:
         """Whether this rank serves the centre instead of training."""
         return self.member.server is not None
+
+    def let_spares_train(self, *, may: bool = True) -> None:
+        """Set whether spares train in the places of dead workers; all ranks call it, before the first epoch.
+
+        The script's loop must take batches also on a rank that has had none in earlier epochs.
+        """
+        if self.serving is not None:
+            self.serving.calls_spares = may
 
     @property
     def role(self) -> str:
@@ -227,7 +234,7 @@ class Session:
     def _take_place(self) -> None:
         """Train from now on in the place of a dead worker, if this rank is a spare that the server calls."""
         spare = self._part
-        trains = spare.take_place() if self.lets_spares_train and isinstance(spare, SpareRank) else None
+        trains = spare.take_place() if isinstance(spare, SpareRank) else None
         if trains is None:
             return
         self._part = self._collectives.part = self._worker = trains

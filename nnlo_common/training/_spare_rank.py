@@ -196,7 +196,8 @@ class SpareRank(ServerRank):
         Call it before each epoch, and this part no more once it has returned another.
         """
         rank = self._server.rank
-        if self._train is None or not self.standing_by or len(self._shards) > 1 or self._next_for():
+        may = self.calls_spares and self.standing_by and len(self._shards) == 1
+        if self._train is None or not may or self._next_for():
             return None
         answer = self.ask(PlaceQuery(epochs=self._epochs))
         if answer.place is None or not self.standing_by:
