@@ -215,6 +215,10 @@ class Message(NamedTuple):
         """Return the message with another vector."""
         return Message(*self[:10], vector, self.pause)
 
+    def of(self, sender: int) -> Message:
+        """Return the message as if another rank had sent it."""
+        return Message(self.kind, sender, *self[2:])
+
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"
         return (

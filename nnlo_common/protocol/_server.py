@@ -259,7 +259,7 @@ class Server:
             raise self.story.error("cannot save while a worker holds the lock or waits; pause all first")
         names = self.saved_as
         waiting = [event.message for event in self._waiting.contributions]
-        pending = [kept(message._replace(sender=names[message.sender])) for message in waiting]
+        pending = [kept(message.of(names[message.sender])) for message in waiting]
         wires = {str(names[rank]): end.state() for rank, end in self._wires.items() if rank in names}
         peers = {names[rank]: peer for rank, peer in self.peers.states().items() if rank in names}
         return {**self._records(peers, pending), **({"wires": wires} if self._wire.packs else {})}

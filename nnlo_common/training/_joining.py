@@ -34,10 +34,11 @@ from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_parts import TeamPart
-from nnlo_common.training._server_rank import ServerRank, TrainingQueries
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._spare_rank import HeirRank, PlacedRank, PlaceTaken, SpareRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import PIECE
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
 from nnlo_common.training._worker_rank import WorkerRank
 

@@ -54,9 +54,10 @@ from nnlo_common.protocol._query_messages import (
     Query,
 )
 from nnlo_common.training._rank_parts import perform
-from nnlo_common.training._server_rank import ServerRank, TrainingQueries
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector, date_and_time
 from nnlo_common.training._state_copies import ReceivedCopies
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["HeirRank", "PlaceTaken", "PlacedRank", "SpareRank"]
