@@ -507,7 +507,8 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._bottleneck.end_work()
             self._look_for_pause()
-            if event.message.kind is Kind.JOIN and event.message.sender in self._standing_by:
+            joins = event.message.kind is Kind.JOIN and event.message.sender in self._server.places
+            if joins and event.message.sender in self._standing_by:  # it was a spare
                 self._seated(event.message.sender)
             if event.message.kind is Kind.LEAVE:
                 self._left(event.message.sender)
