@@ -56,7 +56,8 @@ class AGN(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -99,7 +100,8 @@ class DiLoCo(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -147,7 +149,8 @@ class Downpour(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -186,7 +189,8 @@ class DynSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -240,7 +244,8 @@ class EAMSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -295,7 +300,8 @@ class EASGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -341,7 +347,8 @@ class GEM(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -382,7 +389,8 @@ class LocalSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -429,7 +437,8 @@ class Steady(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.
@@ -468,7 +477,8 @@ class Synchronous(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             name: as for any optimizer.

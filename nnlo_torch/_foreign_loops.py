@@ -117,12 +117,15 @@ def sharded(
 def refuse_layout(wrapper: Wrapper, package: str) -> None:
     """Refuse several servers: one rank has to validate and save the whole model.
 
+    Spares stay spares: these loops decide once whether a rank gets batches.
+
     Args:
         wrapper: that of this training.
         package: that has the loop, for the message.
     """
     if wrapper._team is None:
         return
+    wrapper._team.let_spares_train(may=False)
     member = wrapper._team.member
     if wrapper._joint.ranks.heir:
         raise collective(

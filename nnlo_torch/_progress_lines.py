@@ -74,7 +74,7 @@ class Progress:
         self._noted: Mapping[str, Any] = {}
         self._center_loss: float | None = None
         self._measuring = False
-        optimizer._joint.at_taking_over.append(self._display.take_over)
+        optimizer._joint.at_taking_over.append(self._take_over)
         if speaking or optimizer.serves or run is not None:
             if optimizer.serves:
                 optimizer.watch(self._look, self._display.every_s)
@@ -122,6 +122,12 @@ class Progress:
     def close(self) -> None:
         """Leave the terminal as it was, without a table; `nnlo top` shows that this rank has ended."""
         self._display.end()
+
+    def _take_over(self, role: str) -> None:
+        """Show what this rank does from now on: it serves, or it was a spare and trains."""
+        self._display.take_over(role)
+        if role.startswith("worker"):  # it is not watched while it serves any more
+            self._optimizer.register_step_post_hook(lambda *_: self._look())
 
     def _look(self) -> None:
         self._display.look(self._optimizer.report, self._scores)

@@ -238,8 +238,14 @@ def join_team(
     )
     optimizer = " and ".join(kinds_of(one.optimizer, one.local) for one in members)
     team = Session(algorithm, world, joint.ranks, trained, {"optimizer": optimizer})
-    if len(members) == 1 and flat_model.all_are_blocks and not team.serves:
-        team.sum_by(partial(DeviceSum, flat_model))
+    team.let_spares_train()
+
+    def sum_here() -> None:
+        if len(members) == 1 and flat_model.all_are_blocks and not team.serves:
+            team.sum_by(partial(DeviceSum, flat_model))
+
+    sum_here()
+    team.when_taking_over(sum_here)
     if team.member.group is not None:
         joint.group_gradients = _group_gradients(joint, team.member.group, flat_model)
     if team.member.threads is not None:

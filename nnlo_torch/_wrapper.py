@@ -290,8 +290,9 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         joint.team.when_taking_over(joint.take_over)
         follow = weakref.WeakMethod(self._follow_commits)  # the training outlives its wrappers
         joint.at_taking_over.append(lambda _: (call := follow()) and call())
-        if not self._steps_here and not self.serves:
-            joint.hand_changes = HandChanges(joint.flat_model, renormed(modules), type(self).__name__)
+        look = weakref.WeakMethod(self._look_for_hand_changes)
+        joint.at_taking_over.append(lambda _: (call := look()) and call())
+        self._look_for_hand_changes()
         if self.serves:
             explain_missing_variables()
         if not self._steps_here:
@@ -302,6 +303,13 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         joint.forget_end = world.at_end(self.close, self.in_epoch)  # the training ends with the script
         joint.forget_saves = warn_of_saves(joint, own_process=world.own_process)
         self._follow_commits()
+
+    def _look_for_hand_changes(self) -> None:
+        """Refuse weights that a script changes by hand on a worker whose optimizer runs on the server."""
+        joint = self._joint
+        if not self._steps_here and not self.serves and joint.flat_model is not None:
+            modules = renormed(self._modules())
+            joint.hand_changes = HandChanges(joint.flat_model, modules, type(self).__name__)
 
     def _begin(
         self,

@@ -61,7 +61,8 @@ class AGN(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -107,7 +108,8 @@ class DiLoCo(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -158,7 +160,8 @@ class Downpour(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -200,7 +203,8 @@ class DynSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -257,7 +261,8 @@ class EAMSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -315,7 +320,8 @@ class EASGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -364,7 +370,8 @@ class GEM(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -408,7 +415,8 @@ class LocalSGD(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -458,7 +466,8 @@ class Steady(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
@@ -500,7 +509,8 @@ class Synchronous(Wrapper):
             stall_timeout_s: drop a worker that is silent so many seconds on its turn if the rest can
                 continue, or end the job; else it is only named.
             spares: number of ranks, the last ones, that hold copies of servers' states and serve in the
-                place of one that has died; mpiexec --with-ft ulfm.
+                place of one that has died; those that no server needs take the places of dead workers;
+                mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running

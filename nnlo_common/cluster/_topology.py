@@ -45,7 +45,8 @@ class Roles(TypedDict, total=False):
         group_size: ranks of one worker; None: 1, or all ranks without a server.
         sub_servers: how many serve between the one server and the workers; "host": one on each host, but not
             on that of the server if it is alone there.
-        spares: how many wait to serve in the place of a dead server: the last ranks.
+        spares: how many wait to serve in the place of a dead server, or to train in a dead worker's: the last
+            ranks.
     """
 
     servers: int

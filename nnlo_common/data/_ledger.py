@@ -388,6 +388,12 @@ class Leases:
         self._settle(self._living(rank, "was lost"), 0, died=True)
         self._remove(rank, "was lost")
 
+    def admit(self, rank: int) -> None:
+        """Lease to one more rank from now on: in the place of a dead one."""
+        self._gone.pop(rank, None)
+        earliest = min((worker.epoch for worker in self._workers.values()), default=0)
+        self._workers.setdefault(rank, Holder(earliest))
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over from a ledger that is lost, from a `state` that may be old.
 

@@ -288,6 +288,16 @@ class Averages:
         if others:
             self._moving.replace(self._start, self._moving.result()[1])
 
+    def renamed(self, state: State, names: Mapping[int, int]) -> State:
+        """Return a `state` in which each rank's part is another's: {rank: other}."""
+        parts = {
+            one: {str(names.get(int(rank), int(rank))): part for rank, part in state[one].items()}
+            for one in ("last", "begun")
+        }
+        moving = state["moving"]
+        round_ = {str(names.get(int(rank), int(rank))): part for rank, part in moving["round"].items()}
+        return {**state, **parts, "moving": {**moving, "round": round_}}
+
     def restart(self, start: Vector, totals: npt.NDArray[np.float64]) -> None:
         """Begin anew.
 

@@ -56,10 +56,12 @@ class Kind(enum.IntEnum):
     """Worker: coordinates of its next contribution, of all shards. One way."""
     COPY = 19
     """Server, to a spare: a piece of the server's state. Answered by ACK."""
+    PLACE = 20
+    """Spare, to the other spares: trains in the place of a dead worker from now on. One way."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE})
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE, Kind.PLACE})
 #: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
@@ -86,10 +88,10 @@ class Message(NamedTuple):
         sender: the rank that sent it.
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
-        clock: requests: the sender's steps, but `epochs` in a JOIN that is `again`; replies: the centre's
-            commits; read it as `pauses` in PAUSE and PAUSED.
+        clock: requests: the sender's steps, but `epochs` in PLACE and in a JOIN that is `again`; replies: the
+            centre's commits; read it as `pauses` in PAUSE and PAUSED.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
-            replies.
+            replies, as `place` in PLACE.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
             DROPPED, as `views` in a JOIN that is `again`.
         shard: the shard it is about.
@@ -153,7 +155,7 @@ class Message(NamedTuple):
 
     @property
     def again(self) -> bool:
-        """JOIN and PAUSE: a server has died, and the worker goes on with the rank that replaces it."""
+        """JOIN and PAUSE: the worker goes on with a rank that replaces a dead server, or was a spare."""
         return self.stop and self.kind in (Kind.JOIN, Kind.PAUSE)
 
     @property
@@ -163,8 +165,13 @@ class Message(NamedTuple):
 
     @property
     def epochs(self) -> int:
-        """JOIN that is `again`: the epochs that the worker has finished."""
+        """PLACE, and JOIN that is `again`: the epochs that the worker has finished."""
         return self.clock
+
+    @property
+    def place(self) -> int:
+        """PLACE: the dead worker."""
+        return self.pulled_at
 
     @property
     def views(self) -> int:
@@ -207,6 +214,10 @@ class Message(NamedTuple):
     def with_vector(self, vector: Vector) -> Message:
         """Return the message with another vector."""
         return Message(*self[:10], vector, self.pause)
+
+    def of(self, sender: int) -> Message:
+        """Return the message as if another rank had sent it."""
+        return Message(self.kind, sender, *self[2:])
 
     def __str__(self) -> str:
         size = "" if self.vector is None else f" [{self.vector.size}]"

@@ -35,6 +35,8 @@ from nnlo_common.protocol._query_messages import (
     NoteQuery,
     PauseAnswer,
     PauseQuery,
+    PlaceAnswer,
+    PlaceQuery,
     Query,
     ReadLedgerQuery,
     ReturnQuery,
@@ -56,6 +58,7 @@ __all__ = [
     "Means",
     "Notes",
     "PausesBetween",
+    "Places",
     "QueryClient",
     "QueryHandler",
     "QueryService",
@@ -167,6 +170,10 @@ class QueryService:
         """Ask on behalf of the server itself; `answer` will hold the answer."""
         self.answer = None
         return self._take(self.rank, query)
+
+    def takes_part(self, rank: int) -> bool:
+        """Whether `rank` still takes part in collective queries."""
+        return rank in self._taking_part
 
     def has_asked(self, rank: int) -> bool:
         """Whether `rank` waits for an answer."""
@@ -576,6 +583,56 @@ class PausesBetween:
         return []
 
 
+class Places:
+    """Tells spares in whose places they train; an answer waits until the end of the epoch is decided.
+
+    Attributes:
+        told: those that have been told of a place.
+        place_of: returns the dead worker in whose place a spare is called, and the epochs after which; None:
+            it is not.
+        pauses: returns the number of the last pause.
+
+    Args:
+        own: the rank of the service, which takes nobody's place.
+    """
+
+    def __init__(self, own: int) -> None:
+        self.handlers: Handlers = {PlaceQuery: self.ask}
+        self.told = set[int]()
+        self.place_of: Callable[[int], tuple[int, int] | None] = lambda rank: None
+        self.pauses: Callable[[], int] = lambda: 0
+        self._own, self._decided, self._waiting = own, 0.0, dict[int, int]()
+
+    def ask(self, rank: int, query: PlaceQuery) -> Answers:
+        """Answer once it is decided who trains after these epochs."""
+        self._waiting[rank] = query.epochs
+        return self._ready()
+
+    def decide(self, epochs: float) -> Answers:
+        """Answer what is asked for after these epochs and before: all who are called by then are known."""
+        self._decided = max(self._decided, epochs)
+        return self._ready()
+
+    def gone(self, rank: int, *, lost: bool) -> Answers:  # noqa: ARG002 - a handler's
+        """Answer a rank no more."""
+        self._waiting.pop(rank, None)
+        return []
+
+    def _ready(self) -> Answers:
+        answers: Answers = []
+        for rank, epochs in sorted(self._waiting.items()):
+            if rank != self._own and epochs > self._decided:
+                continue
+            called = None if rank == self._own else self.place_of(rank)
+            place = called[0] if called is not None and called[1] <= epochs else None
+            if place is not None:
+                self.told.add(rank)
+            answers.append((rank, PlaceAnswer(place=place, pauses=self.pauses())))
+        for rank, _ in answers:
+            del self._waiting[rank]
+        return answers
+
+
 def _last(by_epoch: Mapping[int, object], epoch: int) -> int | None:
     return max((one for one in by_epoch if one <= epoch), default=None)
 
@@ -600,10 +657,15 @@ class Leasing:
     Args:
         workers: the ranks that may ask.
         patient: a worker waits while others may still give samples back.
+
+    Attributes:
+        saved_as: returns whose leases each worker's are in a checkpoint: a spare's are those of the worker it
+            replaces.
     """
 
     def __init__(self, workers: Iterable[int], *, patient: bool) -> None:
         self._workers, self._patient, self._may_wait = set(workers), patient, patient
+        self.saved_as: Callable[[], Mapping[int, int]] = lambda: {rank: rank for rank in self._workers}
         self._ledgers: dict[str, Leases] = {}
         self._data: dict[str, SampledData] = {}
         self._passing: set[str] = set()  # those whose epochs take several passes, which nobody waits between
@@ -621,6 +683,12 @@ class Leasing:
         for name, ledger in self._ledgers.items():
             ledger.patient = self._may_wait and name not in self._passing
         return [answer for ledger in self._ledgers.values() for answer in _ready(ledger)]
+
+    def admit(self, rank: int) -> None:
+        """Lease to one more rank from now on: to a spare in the place of a dead worker."""
+        self._workers.add(rank)
+        for ledger in self._ledgers.values():
+            ledger.admit(rank)
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Return the leases of `rank` to the ledgers."""
@@ -663,7 +731,10 @@ class Leasing:
         return [(rank, HeldLeasesAnswer(leases=self._ledger(query.data).held(rank)))]
 
     def _read(self, rank: int, query: ReadLedgerQuery) -> Answers:
-        return [(rank, LedgerAnswer(state=self._ledger(query.data).state()))]
+        state, names = self._ledger(query.data).state(), self.saved_as()
+        workers = {str(names[int(one)]): had for one, had in state["workers"].items() if int(one) in names}
+        waiting = [names[one] for one in state["waiting"]]
+        return [(rank, LedgerAnswer(state={**state, "workers": workers, "waiting": waiting}))]
 
     def _load(self, rank: int, query: LoadLedgerQuery) -> Answers:
         self._ledger(query.data).load(query.state)

@@ -46,6 +46,8 @@ __all__ = [
     "PartQuery",
     "PauseAnswer",
     "PauseQuery",
+    "PlaceAnswer",
+    "PlaceQuery",
     "QUERY_NUMBERS",
     "Query",
     "ReadLedgerQuery",
@@ -377,6 +379,30 @@ class PauseQuery(Query[PauseAnswer]):
     """
 
     saves: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceAnswer(Answer):
+    """Answer to a `PlaceQuery`.
+
+    Attributes:
+        place: the dead worker; None: the sender stays a spare in this epoch.
+        pauses: the number of the last pause.
+    """
+
+    place: int | None
+    pauses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceQuery(Query[PlaceAnswer]):
+    """A spare asks before each epoch whether it trains in the place of a dead worker from now on.
+
+    Attributes:
+        epochs: those that are finished.
+    """
+
+    epochs: int
 
 
 # -- queries and answers on the wire: JSON with every field checked, followed by float32 numbers -------

@@ -33,6 +33,7 @@ __all__ = ["Server"]
 
 _NO_WISH = (False, 0.0, False)
 _PACKED = (Kind.EXCHANGE, Kind.PUSH)  # what another wire packs
+_UNSAVED = (Standing.LOST, Standing.CALLED)  # standings of spares without a part of their own in checkpoints
 
 
 class Server:
@@ -47,6 +48,7 @@ class Server:
         peers: the record of each worker, by rank.
         other_servers: the epochs after which each of them, and each spare, has pulled the centre last; inf
             once it will pull no more.
+        places: the spares that train in the places of dead workers, or will: spare to worker.
         by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
@@ -88,6 +90,7 @@ class Server:
         self.serve(rule, shard, wire)
         self.awaited = len(self.peers)
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
+        self.places: dict[int, int] = {}
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
         self.commits_lost = 0
@@ -202,7 +205,11 @@ class Server:
 
     def _is_call(self, message: Message) -> bool:
         """Whether another server pulls an epoch's centre; a sub-server does so on a channel of its own."""
-        return message.kind is Kind.PULL and (message.sender not in self.peers or message.shard != self.shard)
+        return message.kind is Kind.PULL and not self._is_of_worker(message)
+
+    def _is_of_worker(self, message: Message) -> bool:
+        """Whether a message is that of a worker, about this shard."""
+        return self.peers.trains(message.sender) and message.shard == self.shard
 
     def _unanswered(self) -> list[Received]:
         """Return the workers' requests that wait for an answer."""
@@ -250,9 +257,20 @@ class Server:
         """
         if self._waiting.locks or self._holder is not None or self._waiting.views:
             raise self.story.error("cannot save while a worker holds the lock or waits; pause all first")
-        pending = [kept(event.message) for event in self._waiting.contributions]
-        wires = {"wires": self._wire_states()} if self._wire.packs else {}
-        return {**self._records(self.peers.states(), pending), **wires}
+        names = self.saved_as
+        waiting = [event.message for event in self._waiting.contributions]
+        pending = [kept(message.of(names[message.sender])) for message in waiting]
+        wires = {str(names[rank]): end.state() for rank, end in self._wires.items() if rank in names}
+        peers = {names[rank]: peer for rank, peer in self.peers.states().items() if rank in names}
+        return {**self._records(peers, pending), **({"wires": wires} if self._wire.packs else {})}
+
+    @property
+    def saved_as(self) -> dict[int, int]:
+        """Whose record each worker's is in a saved state: a spare's is that of the worker it replaces."""
+        living = [spare for spare, peer in self.peers.items() if peer.standing not in _UNSAVED]
+        held = {spare: place for spare, place in self.places.items() if spare in living}
+        own = {rank: rank for rank in self.peers if rank not in self.places}
+        return {rank: name for rank, name in own.items() if rank not in held.values()} | held
 
     def _records(self, peers: Mapping[int, State], pending: list[State]) -> State:
         """Return the centre and all counts, with these records of workers and these waiting messages."""
@@ -308,6 +326,8 @@ class Server:
             "server": self._records(peers, []),
             "stopping": self.stopping,
             "gone": {str(rank): one.standing.name for rank, one in self.peers.items() if one.gone},
+            "places": {str(spare): place for spare, place in self.places.items()},
+            "called": self.peers.called(),
         }
 
     def take_over(self, state: Mapping[str, Any], left: Iterable[int] = ()) -> None:
@@ -328,9 +348,11 @@ class Server:
         self.stopping |= bool(state["stopping"])
         self.progress_at = list(saved["progress_at"])
         gone = {int(rank): Standing[name] for rank, name in state["gone"].items()}
+        called = set(state["called"]) - self.places.keys()  # those that have told this rank train by now
+        self.places |= {int(spare): place for spare, place in state["places"].items()}
         for rank, peer in told.items():
-            if not self.peers[rank].gone:
-                peer.standing = gone.get(rank, Standing.EXPECTED)
+            if rank not in self.peers or not self.peers[rank].gone:
+                peer.standing = Standing.CALLED if rank in called else gone.get(rank, Standing.EXPECTED)
                 self.peers[rank] = peer
         self.awaited = len(self.peers.awaited())
         self._attend()
@@ -341,6 +363,39 @@ class Server:
         """Wait no more for a worker that has left before it has joined again."""
         self._depart(rank, Standing.LEFT)
         return self._move_on()
+
+    # -- spares in the places of dead workers ---------------------------------------------------------
+
+    @property
+    def vacant(self) -> list[int]:
+        """The dead workers in whose places nobody trains, or will."""
+        had = {rank: [rank] for rank in self.peers if rank not in self.places}
+        for spare, place in self.places.items():
+            had[place].append(spare)
+        lost = [rank for rank, peer in self.peers.items() if peer.standing is Standing.LOST]
+        return [place for place, ranks in had.items() if set(ranks) <= set(lost)]
+
+    def call(self, spare: int, place: int, epochs: int) -> None:
+        """Let a spare train in the place of a dead worker after this epoch; its JOIN follows."""
+        self._add(spare, place, Peer(Standing.CALLED, epochs=epochs))
+
+    def seat(self, spare: int, place: int, epochs: int) -> None:
+        """Expect a spare that trains in the place of a dead worker, as it says."""
+        if spare not in self.peers or self.peers[spare].standing is Standing.CALLED:
+            self._add(spare, place, Peer(epochs=epochs))
+
+    def dismiss(self, spare: int) -> list[Action]:
+        """Let a spare that was called be a spare again."""
+        assert self.peers[spare].standing is Standing.CALLED  # callers check it
+        del self.peers[spare], self.places[spare]
+        self.awaited -= 1
+        self._attend()
+        return self._move_on()
+
+    def _add(self, spare: int, place: int, peer: Peer) -> None:
+        self.awaited += spare not in self.peers
+        self.peers[spare], self.places[spare] = peer, place
+        self._attend()
 
     def forget_server(self, rank: int) -> list[Action]:
         """Wait no more for another server, which is dead."""
@@ -370,9 +425,6 @@ class Server:
         known = [*self.progress_at, *[self.rule.progress] * (epochs + 1)]
         self.progress_at = known[: epochs + 1]
 
-    def _wire_states(self) -> State:
-        return {str(rank): end.state() for rank, end in self._wires.items()}
-
     def _load_center(self, state: Mapping[str, Any]) -> None:
         self.rule.load(state["rule"])
         self.staleness, self.rate = Counter(dict(state["staleness"])), state["rate"]
@@ -382,6 +434,8 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
+        if event.message.sender in self.places:
+            self.other_servers.pop(event.message.sender, None)  # it is a spare no more
         if event.message.again:
             self._know(peer, event.message)
         if not event.message.keeps_parameters:
@@ -585,7 +639,7 @@ class Server:
     def _packed(self, event: Received, center: Vector) -> Vector:
         """Return what a reply sends in place of the vector in the request's frame."""
         request = event.message
-        if request.sender not in self.peers or request.shard != self.shard:
+        if not self._is_of_worker(request):
             return center  # another server's
         if request.kind is Kind.JOIN:
             end = self._wires[request.sender] = self._wire.end(serves=True)
@@ -653,7 +707,7 @@ class Server:
         fill: PartWork | None = None,
     ) -> Send:
         request = event.message
-        if request.sender in self.peers and request.shard == self.shard:
+        if self._is_of_worker(request):
             self.peers[request.sender].unanswered -= 1
         if request.sender in self.other_servers:
             self._told[request.sender] = self._wishes()

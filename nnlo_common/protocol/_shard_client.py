@@ -138,7 +138,7 @@ class ShardClient:
         self.epochs = 0
         self._views = 0  # of the centre together with all others
         self._options: Vector | None = None  # last sent
-        self._again = False  # joins a rank that has taken over
+        self._again = False  # joins a rank that has taken over, or joins as a spare
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
@@ -187,6 +187,17 @@ class ShardClient:
         self._expect(Phase.OUTSIDE, "join")
         self.phase = Phase.JOINING
         return [self._request(Kind.JOIN)]
+
+    def begin_in_place(self, epochs: int, views: int, pauses: int) -> None:
+        """Begin where the others are, in the place of a dead worker; call it before `join`.
+
+        Args:
+            epochs: those that are finished.
+            views: how often this rank has viewed the centre together with all others.
+            pauses: the number of the last pause.
+        """
+        self._expect(Phase.OUTSIDE, "begin in a dead worker's place")
+        self.epochs, self._views, self.pauses, self._again = epochs, views, pauses, True
 
     def go_on_without(self, shard: Shard) -> list[Action]:
         """Go on with the rank that has taken over from a dead server; what that one had not answered is lost.

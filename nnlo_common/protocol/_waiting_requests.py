@@ -22,8 +22,8 @@ class Pauses:
 
     Other workers may be blocked on a worker that asks to pause: they need its contribution to a commit, or
     the end of its epoch. Its pause is cancelled if it owes a contribution that others have made, or if it is
-    an epoch behind (also behind workers that have left). Workers that still queue to join (warm start) have
-    nothing under way, so a pause does not wait for them.
+    an epoch behind (also behind workers that have left). Workers that still queue to join (warm start), and
+    spares that will, have nothing under way, so a pause does not wait for them.
 
     Attributes:
         wanted: replies ask workers to pause.
@@ -64,7 +64,7 @@ class Pauses:
         """Whether all workers wait and may pause."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
-        waits = all(self._peers[rank].standing is Standing.QUEUING for rank in others)
+        waits = all(self._peers[rank].standing in (Standing.CALLED, Standing.QUEUING) for rank in others)
         return bool(ranks) and waits and not self._peers.have_finished(self.before_epoch)
 
     def complete(self) -> list[Received]:

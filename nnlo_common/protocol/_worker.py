@@ -201,6 +201,12 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.epochs = epochs
 
+    def begin_in_place(self, epochs: int, views: int, pauses: int) -> None:
+        """Begin where the others are, in the place of a dead worker; see `ShardClient.begin_in_place`."""
+        self._epochs = epochs
+        for shard_client in self.shard_clients:
+            shard_client.begin_in_place(epochs, views, pauses)
+
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take the next gradient from another vector.
 

@@ -22,6 +22,7 @@ class Standing(enum.Enum):
     """State of a worker, as the server sees it."""
 
     EXPECTED = "has not asked to join yet; synchronous commits already wait for it"
+    CALLED = "is a spare that trains in the place of a dead worker from its next epoch on"
     QUEUING = "has asked to join and is not let in yet (warm start)"
     TRAINING = "has joined"
     LEFT = "has left normally"
@@ -29,7 +30,7 @@ class Standing(enum.Enum):
 
 
 #: Standings of workers that may still contribute.
-AWAITED = (Standing.EXPECTED, Standing.QUEUING, Standing.TRAINING)
+AWAITED = (Standing.EXPECTED, Standing.CALLED, Standing.QUEUING, Standing.TRAINING)
 
 _KEPT = ("sequence", "epochs", "commits", "last_commit", "dropped", "samples")
 
@@ -83,12 +84,20 @@ class Peers(dict[int, Peer]):
         """Return all states; lost and queuing workers start anew in the earliest epoch of training ones."""
         inside = [peer.epochs for peer in self.values() if peer.standing is Standing.TRAINING]
         anew = Peer(epochs=min(inside, default=0)).state()
-        outside = (Standing.LOST, Standing.QUEUING)
+        outside = (Standing.LOST, Standing.CALLED, Standing.QUEUING)
         return {rank: anew if peer.standing in outside else peer.state() for rank, peer in self.items()}
 
     def awaited(self) -> list[int]:
         """Return the workers that may still contribute."""
         return [rank for rank, peer in self.items() if peer.standing in AWAITED]
+
+    def called(self) -> list[int]:
+        """Return the spares that will train in the places of dead workers."""
+        return [rank for rank, peer in self.items() if peer.standing is Standing.CALLED]
+
+    def trains(self, rank: int) -> bool:
+        """Whether a rank is a worker, and no spare that will be one."""
+        return rank in self and self[rank].standing is not Standing.CALLED
 
     @property
     def gathered(self) -> bool:
@@ -101,7 +110,7 @@ class Peers(dict[int, Peer]):
 
     def have_viewed(self, times: int) -> bool:
         """Whether every worker that may still contribute has viewed the centre `times` times."""
-        return all(self[rank].views >= times for rank in self.awaited())
+        return all(self[rank].views >= times for rank in self.awaited() if self.trains(rank))
 
     def behind(self) -> list[int]:
         """Return the workers in the earliest epoch that is still open."""
@@ -149,7 +158,7 @@ def refused(server: ServerRecords, message: Message) -> str | None:
     kind, size = message.kind, server.rule.center.size
     peer = server.peers.get(message.sender)
     due = {Kind.JOIN: 0, Kind.PAUSE: peer.sequence if peer else 0}
-    expected = Standing.EXPECTED if kind is Kind.JOIN else Standing.TRAINING
+    expected = (Standing.EXPECTED, Standing.CALLED) if kind is Kind.JOIN else (Standing.TRAINING,)
     if peer is None:
         problem = f"sent {kind.name}, but is not one of this server's workers {sorted(server.peers)}"
     elif message.shard != server.shard:
@@ -158,7 +167,7 @@ def refused(server: ServerRecords, message: Message) -> str | None:
         problem = f"sent {kind.name}, which only servers send"
     elif message.sequence != due.get(kind, peer.sequence + 1):
         problem = f"sent sequence {message.sequence} after {peer.sequence}: a message was lost or doubled"
-    elif peer.standing is not expected:
+    elif peer.standing not in expected:
         problem = f"sent {kind.name}, but {peer.standing.name.lower()}: it {peer.standing.value}"
     elif message.pulled_at > server.rule.clock and not (kind is Kind.JOIN and message.again):
         problem = f"says it pulled at clock {message.pulled_at}, but the clock is only {server.rule.clock}"

@@ -34,10 +34,11 @@ from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_parts import TeamPart
-from nnlo_common.training._server_rank import ServerRank, TrainingQueries
-from nnlo_common.training._spare_rank import HeirRank, SpareRank
+from nnlo_common.training._server_rank import ServerRank
+from nnlo_common.training._spare_rank import HeirRank, PlacedRank, PlaceTaken, SpareRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import PIECE
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._tree_joining import check_layout, check_tree, join_tree
 from nnlo_common.training._worker_rank import WorkerRank
 
@@ -330,18 +331,8 @@ def _join_as_worker(
     group: GroupRank | None,
 ) -> WorkerRank:
     leads = group is None or group.index == 0
-    parameters = plan.parameters if plan.own_parameters is None else plan.own_parameters
-    worker = Worker(
-        world.rank if group is None else group.group.ranks[0],
-        plan.algorithm,
-        parameters,
-        plan.gradient,
-        shards,
-        workers=len(cell.workers),
-        members=len(cell.groups[0]),
-        local=plan.local_optimizer,
-        given_sums=plan.given_sums,
-    )
+    worker = _worker(plan, cell, shards, world.rank if group is None else group.group.ranks[0])
+    parameters = worker.parameters
     queries = _query_client(world, plan, cell, shards)
     spares = shards[0].spares if plan.ranks.heir else cell.spares
     hosts = {rank: places[rank].host for rank in (*cell.servers, *spares) if rank != world.rank}
@@ -370,6 +361,21 @@ def _join_as_worker(
         size = max(_link(plan, shard.server, shard, serving=False).size for shard in shards)
         endpoint = MemberEndpoint(endpoint, group.group, size)
     return GroupWorkerRank(group, parameters, endpoint, worker, queries, hosts, asking=asking, **common)
+
+
+def _worker(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], rank: int) -> Worker:
+    """Return the state machine of a worker."""
+    return Worker(
+        rank,
+        plan.algorithm,
+        plan.parameters if plan.own_parameters is None else plan.own_parameters,
+        plan.gradient,
+        shards,
+        workers=len(cell.workers),
+        members=len(cell.groups[0]),
+        local=plan.local_optimizer,
+        given_sums=plan.given_sums,
+    )
 
 
 def _join_as_server(
@@ -404,7 +410,34 @@ def _join_as_spare(
         world.open(_links(plan, cell, shards, world.rank)),
         _query_client(world, plan, cell, shards),
     )
-    spare_rank = _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries)
+
+    def train(shard: Shard, place: PlaceTaken) -> PlacedRank:
+        worker = _worker(plan, cell, [shard], world.rank)
+        worker.begin_in_place(place.epochs, place.views, place.pauses)
+        return PlacedRank(
+            endpoint,
+            worker,
+            queries,
+            {one: places[one].host for one in (shard.server, *shard.spares)},
+            index=cell.workers.index(place.worker),
+            stall_timeout_s=plan.ranks.stall_timeout_s,
+            tells=False,
+            on_drop=world.cast_off,
+            spares=shard.spares,
+            drop=world.drop,
+        )
+
+    dies_alone = world.survives_loss and len(cell.spares) > 1  # else nobody's place can be taken
+    spare_rank = _spare(
+        world,
+        plan,
+        cell,
+        shards,
+        places,
+        endpoint=endpoint,
+        queries=queries,
+        train=train if dies_alone else None,
+    )
     return spare_rank, spare_rank.server
 
 
@@ -417,6 +450,7 @@ def _spare(
     *,
     endpoint: Endpoint,
     queries: QueryClient,
+    train: Callable[[Shard, PlaceTaken], PlacedRank] | None = None,
 ) -> SpareRank:
     """Return the part of a rank that serves in the place of a dead server."""
     shard = next(one for one in shards if world.rank in one.spares)  # the first that it may serve
@@ -440,6 +474,7 @@ def _spare(
         stall_detector=_stall_detector(plan, cell, places, tells=True),
         drop=world.drop,
         hosts=_hosts(cell, places),
+        train=train,
     )
 
 

@@ -25,6 +25,7 @@ from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._spare_rank import HeirRank, SpareRank
 
 __all__ = ["Participant", "Recording"]
@@ -161,6 +162,7 @@ class Participant:
         with another worker's share; an iterator is not.
         """
         self._end_open_epoch()
+        self._take_place()
         self._has_turned, self._epoch_open = False, True
         self._running.begin_epoch()
         self._weight, size = 0.0, math.inf
@@ -259,6 +261,8 @@ class Participant:
             self._part, self.role, self.table = self._member.part, self._member.role, self._member.table
             if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
                 self._part.on_taking_over.append(self._take_over)
+            if isinstance(self._part, ServerRank):
+                self._part.calls_spares = True
             server = None if isinstance(self._part, SpareRank) else self._member.server
             if self._log_order is not None and server is not None:
                 self._recording = Recording(self._log_order, server)
@@ -287,6 +291,14 @@ class Participant:
             self._has_turned = True
         assert isinstance(self._part, SpareRank | GroupTrainer)  # no other takes over
         self.role = self._part.role
+
+    def _take_place(self) -> None:
+        """Train from now on in the place of a dead worker, if this rank is a spare that the server calls."""
+        trains = self._part.take_place() if isinstance(self._part, SpareRank) else None
+        if trains is not None and self._member is not None:
+            self._part, self.role = trains, trains.role
+            self._member = replace(self._member, part=trains, server=None, worker=trains.index)
+            trains.start()
 
     def _end_open_epoch(self) -> None:
         """End the open epoch; after a `break` it stays open until the next one begins."""

@@ -73,7 +73,7 @@ class RankOptions:
     spares: int = option(
         0,
         "number of ranks, the last ones, that hold copies of servers' states and serve in the place of one "
-        "that has died; mpiexec --with-ft ulfm",
+        "that has died; those that no server needs take the places of dead workers; mpiexec --with-ft ulfm",
         least=0,
     )
     heir: bool = option(

@@ -203,6 +203,7 @@ class TrainingReport:
             the rank whose parameters are the centre.
         progress: the samples of one process that the workers' steps were worth, if the algorithm counts them.
         lost: on servers, one line for each dead rank: rank, host, its last message, and the time of death.
+            Another says which spare takes a dead worker's place, and from which epoch on.
 
     Example:
         >>> report = TrainingReport(steps=40, samples=800, exchanges=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -16,122 +16,27 @@ from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     AWAITED,
-    Action,
     Answers,
-    Averages,
-    Broadcasts,
-    EpochMeans,
     Event,
     Kind,
-    Leasing,
     Lost,
-    Means,
     Message,
-    Notes,
-    PausesBetween,
     QueryClient,
-    QueryService,
     Received,
     Server,
     Shard,
     Standing,
     shards_without,
 )
-from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LastRoundQuery, LeaveQuery, Query
+from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._rank_parts import LocalStep, Periodic, TrainingReport, perform, serve
 from nnlo_common.training._server_load import Bottleneck
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector, date_and_time
 from nnlo_common.training._state_copies import LOOK_FOR_COPIES_S, StateCopies
+from nnlo_common.training._training_queries import ALIKE, TrainingQueries
 
-__all__ = ["ALIKE", "ServerRank", "TrainingQueries"]
-
-# -- query service of a training, on its first server --------------------------------------------------
-
-#: Advice for ranks that wait for each other in different collectives.
-ALIKE = "call evaluate() and mean() on all ranks, not under `if rank == ...` or `if role == ...`"
-
-
-class TrainingQueries(QueryService):
-    """Answers the queries of a training's ranks.
-
-    Attributes:
-        averages: the averages of the workers' buffers.
-        pauses: the pauses between two epochs.
-
-    Args:
-        servers: the ranks of the servers and spares; the service runs on the first.
-        workers: the ranks that train.
-        leads: the first rank of each worker, which leases samples for it; None: each worker is one rank.
-        shard: the number of the channel.
-        averages: the averages of the workers' buffers.
-        patient: a worker waits for leases that others may still give back.
-        pauses: how many pauses between two epochs another rank has known.
-    """
-
-    def __init__(
-        self,
-        servers: Iterable[int],
-        workers: Iterable[int],
-        shard: int,
-        averages: Averages,
-        *,
-        leads: Iterable[int] | None = None,
-        patient: bool,
-        pauses: int = 0,
-    ) -> None:
-        first, *others = servers
-        workers = list(workers)
-        ranks = [first, *others, *workers]
-        self.averages, self._means, self.pauses = averages, Means(ranks), PausesBetween(pauses)
-        self._leasing, self._notes = Leasing(workers if leads is None else leads, patient=patient), Notes()
-        rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
-        parts = (
-            self._means,
-            rounds,
-            averages,
-            self._notes,
-            EpochMeans(workers),
-            copies,
-            self._leasing,
-            self.pauses,
-        )
-        super().__init__(first, shard, ranks, parts)
-
-    def copy(self) -> State:
-        """Return what another rank needs to go on with these queries."""
-        parts = self.averages.state(), self._leasing.state(), self._notes.state()
-        return dict(zip(("averages", "leases", "notes"), parts, strict=True))
-
-    def load_copy(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `copy`, once `take_over` has been called."""
-        self.averages.load(state["averages"])
-        self._leasing.load(state["leases"])
-        self._notes.load(state["notes"])
-
-    @property
-    def in_mean(self) -> bool:
-        """Whether the server itself waits for all ranks' parts of a mean."""
-        return self.rank in self._means.waiting
-
-    def refuse_absence(self, epochs: int) -> None:
-        """Raise if a rank waits for a mean after an epoch that the server has passed: a deadlock."""
-        for rank, part in self._means.waiting.items():
-            if part.epochs is not None and part.epochs < epochs:
-                raise ConfigurationError(
-                    f"rank {rank} waits for all ranks in evaluate() or mean() after epoch {part.epochs}, "
-                    f"but rank {self.rank} continued with the next epoch; {ALIKE}"
-                )
-
-    def left(self, rank: int) -> list[Action]:
-        """Record that a worker has left and sends no more queries."""
-        self.present.discard(rank)
-        return self.gone(rank)
-
-    def let_wait(self, *, may_wait: bool) -> list[Action]:
-        """Set whether workers may wait for leases that others may give back."""
-        return self.tell(self._leasing.let_wait(may_wait=may_wait))
-
+__all__ = ["ServerRank"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -171,6 +76,8 @@ class ServerRank:
         keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
         on_divergence: called before an error about numbers that are not finite.
+        calls_spares: the script's loop takes batches also on a rank that has had none in earlier epochs, so
+            that spares can train.
     """
 
     def __init__(
@@ -190,6 +97,8 @@ class ServerRank:
         self._endpoint, self._server, self._parameters = endpoint, server, parameters
         self._queries = queries
         self.service = service
+        if service is not None:
+            service.follow(server)
         self._shards = {shard.index: shard for shard in shards}
         self._hosts = dict(hosts or {})
         self._epochs = self._views = 0
@@ -220,6 +129,7 @@ class ServerRank:
         self._between = False  # waits for a pause between two epochs
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
+        self.calls_spares = False
         self._of = ""  # whose last worker an error means
 
     def _begin_copies(self) -> None:
@@ -279,10 +189,25 @@ class ServerRank:
         self._let_pause(before_epoch=self._epochs)
         self._bottleneck.begin()
         self.wait_until(self._epoch_over)
+        self._call_spares()
         peers = self._server.peers.values()
         self._bottleneck.end([one.waited for one in peers if one.epochs >= self._epochs])
         self._server.pauses.before_epoch = _NEVER
         self._assemble()
+
+    def _call_spares(self) -> None:
+        """Let spares that no server needs train in the places of dead workers from the next epoch on."""
+        if self.service is None:
+            return
+        server, over = self._server, self._server.peers.have_finished(self._epochs + 1)
+        if self.calls_spares and len(self._shards) == 1 and not (server.stopping or over):
+            # The first stays for the server. The last come first, so that the line before them stays whole.
+            line = [one for one in self._shards[server.shard].spares[1:] if self.service.takes_part(one)]
+            free = [one for one in reversed(line) if one not in server.peers]
+            for spare, place in zip(free, sorted(server.vacant), strict=False):
+                server.call(spare, place, self._epochs)
+                self.service.admit(spare)
+        self.tell(self.service.places.decide(self._epochs))
 
     def point(self) -> Vector:
         """Return the centre."""
@@ -397,8 +322,11 @@ class ServerRank:
 
     def state(self) -> State:
         """Return all that the next commit depends on; exact in a pause."""
-        averages = None if self.service is None else self.service.averages.state()
-        return {"server": self._server.state(), "averages": averages}
+        state: State = {"server": self._server.state(), "averages": None}
+        if self.service is not None:
+            averages = self.service.averages
+            state["averages"] = averages.renamed(averages.state(), self._server.saved_as)
+        return state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; call it before `start`."""
@@ -446,6 +374,8 @@ class ServerRank:
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Serve until every worker has left; call `last` while this rank can still be asked."""
         self._leaving = True
+        if self.service is not None:
+            self.tell(self.service.places.decide(math.inf))
         self.ask(LeaveQuery())
         self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
@@ -467,6 +397,8 @@ class ServerRank:
     def _begin_after(self, epochs: int) -> None:
         """Begin where this server and all others have assembled so many epochs."""
         self._epochs, self._asked_for = epochs, (epochs, False)
+        if self.service is not None:
+            self.service.places.decide(epochs)  # nobody has asked yet
         if self._others:
             self._server.other_servers = dict.fromkeys(self._server.other_servers, epochs)
 
@@ -575,14 +507,55 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._bottleneck.end_work()
             self._look_for_pause()
+            joins = event.message.kind is Kind.JOIN and event.message.sender in self._server.places
+            if joins and event.message.sender in self._standing_by:  # it was a spare
+                self._seated(event.message.sender)
             if event.message.kind is Kind.LEAVE:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
+            self._dismiss_leavers()
         elif event.message.kind is Kind.ACK:
             self._acknowledged(event)
         else:
             self._take_shard(event)
+
+    def _seated(self, spare: int) -> None:
+        """Note that a spare trains in the place of a dead worker, and can serve no more."""
+        mine, server = self._shards[self._server.shard], self._server
+        self._shards[mine.index] = replace(mine, spares=tuple(one for one in mine.spares if one != spare))
+        if self._copies is not None:
+            self._copies.without(spare)
+        self._stall_detector.watch(spare, self._hosts[spare])
+        place, epoch = server.places[spare], server.peers[spare].epochs + 1
+        worker = [rank for rank in server.peers if rank not in server.places].index(place)
+        text = (
+            f"rank {spare} on {self._hosts[spare]} takes the place of worker {worker} (rank {place}) from "
+            f"epoch {epoch} on"
+        )
+        self._losses.append(text)
+        _LOG.warning("nnlo: %s", text)
+
+    def _dismiss_leavers(self) -> None:
+        """Wait no more for spares that were called, and whose scripts are over."""
+        if self.service is not None and self._server.places:
+            for spare in self._server.peers.called():
+                if not self.service.takes_part(spare):
+                    self._dismiss(spare)
+
+    def _dismiss(self, spare: int) -> None:
+        """Let a spare that was called be a spare again."""
+        perform(self._endpoint, self._server.dismiss(spare))
+        if self.service is not None:
+            perform(self._endpoint, self.service.dismiss(spare))
+        self._look_for_pause()
+
+    def _keep_spare(self) -> None:
+        """Keep the first spare for this server, though it was called, if it has not been told so yet."""
+        told = set() if self.service is None else self.service.places.told
+        for spare in self._shards[self._server.shard].spares[:1]:
+            if spare in self._server.peers.called() and spare not in told:
+                self._dismiss(spare)
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""
@@ -673,6 +646,8 @@ class ServerRank:
         return self._server.peers.have_finished(self._epochs)
 
     def _lost(self, event: Lost) -> None:
+        if event.rank in self._server.peers.called():
+            self._dismiss(event.rank)
         if event.rank in self._server.peers:
             others = set(self._server.peers.awaited()) - {event.rank}
             if self._server.peers[event.rank].standing in AWAITED:
@@ -709,6 +684,7 @@ class ServerRank:
                     self._copies.without(spare)
         if rank in spares and self.service is not None:
             self._tell_of_spare(rank)
+        self._keep_spare()
         for index, shard in self._shards.items():
             if shard.server != before[index].server:
                 self._go_on_with(shard, rank)

@@ -27,7 +27,7 @@ from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
-from nnlo_common.training._spare_rank import HeirRank, SpareRank
+from nnlo_common.training._spare_rank import HeirRank, PlacedRank, SpareRank
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session", "ShownModel"]
@@ -56,6 +56,10 @@ class ShownModel:
     def serve(self, server: Server) -> None:
         """Show the centre of this state machine from now on: this rank was a worker, and serves."""
         self._server = server
+
+    def train(self) -> None:
+        """Show this rank's own parameters from now on: it was a spare, and trains."""
+        self._server = None
 
     def publish(self) -> None:
         """Copy the vector into the parameters."""
@@ -159,6 +163,7 @@ class Session:
         self.serving = part if isinstance(part, ServerRank) else None
         self._worker = part if isinstance(part, WorkerRank | GroupTrainer) else None
         # If gradients are taken ahead of the parameters, the model holds that point.
+        self._own_parameters = plan.own_parameters
         self._parameters = None if self.serves else plan.own_parameters
         self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
         self.broken = self.over = self.has_turned = self._leaving = False
@@ -185,11 +190,19 @@ class Session:
         """Whether this rank serves the centre instead of training."""
         return self.member.server is not None
 
+    def let_spares_train(self, *, may: bool = True) -> None:
+        """Set whether spares train in the places of dead workers; all ranks call it, before the first epoch.
+
+        The script's loop must take batches also on a rank that has had none in earlier epochs.
+        """
+        if self.serving is not None:
+            self.serving.calls_spares = may
+
     @property
     def role(self) -> str:
         """The name of its role; it changes when this rank takes over from a dead one."""
         part = self._part
-        return (isinstance(part, SpareRank | GroupTrainer) and part.role) or self.member.role
+        return (isinstance(part, SpareRank | PlacedRank | GroupTrainer) and part.role) or self.member.role
 
     @property
     def holds_copy(self) -> bool:
@@ -197,7 +210,7 @@ class Session:
         return isinstance(self._part, HeirRank)
 
     def when_taking_over(self, call: Callable[[], object]) -> None:
-        """Register `call` for when this rank takes over from a dead server, or from a dead lead."""
+        """Register `call` for when this rank takes over from a dead server, worker or lead."""
         if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
             self._part.on_taking_over.append(call)
 
@@ -217,6 +230,22 @@ class Session:
         self.shown.serve(serving.server)
         for call, every_s in self._watched:
             serving.watch(call, every_s)
+
+    def _take_place(self) -> None:
+        """Train from now on in the place of a dead worker, if this rank is a spare that the server calls."""
+        spare = self._part
+        trains = spare.take_place() if isinstance(spare, SpareRank) else None
+        if trains is None:
+            return
+        self._part = self._collectives.part = self._worker = trains
+        self.serving, self._parameters = None, self._own_parameters
+        self.member = replace(self.member, part=trains, server=None, worker=trains.index)
+        self.shown.train()
+        trains.on_moving = self._show
+        trains.start()
+        self._show()
+        for call in spare.on_taking_over if isinstance(spare, SpareRank) else ():
+            call()
 
     @property
     def worker(self) -> WorkerRank | GroupTrainer:
@@ -298,6 +327,8 @@ class Session:
         self.end_epoch()
         self.has_turned = False
         if self.serves:
+            self._take_place()
+        if self._serves_by_now():
             self._serve_epoch()
             return
         self._epoch_open = True

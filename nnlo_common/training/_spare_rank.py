@@ -1,4 +1,7 @@
-"""Spares and heirs: ranks that hold copies of servers' states, and serve in the place of a dead one."""
+"""Spares and heirs: ranks that hold copies of servers' states, and serve in the place of a dead one.
+
+A spare that no server needs trains in the place of a dead worker.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +17,10 @@ import numpy as np
 from nnlo_common.algorithms import CenterRule
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector, telling_places
+from nnlo_common.base._state_tree import State
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
+    REPLIES,
     Action,
     Activity,
     Event,
@@ -45,15 +50,17 @@ from nnlo_common.protocol._query_messages import (
     LeaseQuery,
     LeaveQuery,
     PauseQuery,
+    PlaceQuery,
     Query,
 )
 from nnlo_common.training._rank_parts import perform
-from nnlo_common.training._server_rank import ServerRank, TrainingQueries
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector, date_and_time
 from nnlo_common.training._state_copies import ReceivedCopies
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["HeirRank", "SpareRank"]
+__all__ = ["HeirRank", "PlaceTaken", "PlacedRank", "SpareRank"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,11 +95,29 @@ class _ServerInheritance:
     ends: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceTaken:
+    """Where a spare begins to train.
+
+    Attributes:
+        worker: the dead worker.
+        epochs: those that are finished.
+        views: how often all ranks have viewed the centre together.
+        pauses: the number of the last pause.
+    """
+
+    worker: int
+    epochs: int
+    views: int
+    pauses: int
+
+
 class SpareRank(ServerRank):
     """Goes through the script as a server does, with each epoch's centre, and takes over from a dead one.
 
     Until then nothing is asked of it. A script that counts, schedules, validates or stops on the server does
-    so here, too, so whatever that is based on is known when this rank takes over.
+    so here, too, so whatever that is based on is known when this rank takes over. If no server needs this
+    rank, it trains once a worker has died: see `take_place`.
 
     Args:
         endpoint: this rank's endpoint.
@@ -107,6 +132,7 @@ class SpareRank(ServerRank):
         stall_detector: records when each worker was heard.
         drop: takes a stalled rank out of the job if the others can continue.
         hosts: the hosts of all ranks that may serve.
+        train: makes the part that trains in the place of a dead worker; None: it never does.
 
     Attributes:
         standing_by: this rank has not taken over.
@@ -127,6 +153,7 @@ class SpareRank(ServerRank):
         stall_detector: StallDetector,
         drop: Callable[[int], bool],
         hosts: Mapping[int, str],
+        train: Callable[[Shard, PlaceTaken], PlacedRank] | None = None,
     ) -> None:
         super().__init__(
             endpoint,
@@ -155,12 +182,34 @@ class SpareRank(ServerRank):
         self._replaced: int | None = None  # place of a dead server among the losses, until they are counted
         self._trained = False  # this rank was a worker
         self._compares_saves = False  # with those that the workers tell
+        self._train = train
+        self._placed: dict[int, Message] = {}  # what spares have said that train in dead workers' places
 
     def start(self) -> None:
         """Wait for the first copy of each shard for which this rank is the next to take over."""
         self.wait_until(lambda: all(self._received[index].came_s is not None for index in self._next_for()))
         if not self.standing_by:
             super().start()
+
+    def take_place(self) -> PlacedRank | None:
+        """Return the part that trains in the place of a dead worker from now on; None: stay a spare.
+
+        Call it before each epoch, and this part no more once it has returned another.
+        """
+        rank = self._server.rank
+        may = self.calls_spares and self.standing_by and len(self._shards) == 1
+        if self._train is None or not may or self._next_for():
+            return None
+        answer = self.ask(PlaceQuery(epochs=self._epochs))
+        if answer.place is None or not self.standing_by:
+            return None
+        (shard,) = self._shards.values()
+        earlier = shard.spares[: shard.spares.index(rank)]
+        for spare in earlier:  # one of them serves if the server dies before it has copied its new records
+            told = Message(Kind.PLACE, rank, 0, self._epochs, answer.place, shard=shard.index)
+            self._endpoint.send(spare, told)
+        place = PlaceTaken(answer.place, self._epochs, self._views, answer.pauses)
+        return self._train(replace(shard, spares=earlier), place)
 
     def _next_for(self) -> list[int]:
         """Return the shards whose servers this rank takes over from, the next time they die."""
@@ -320,6 +369,12 @@ class SpareRank(ServerRank):
         elif message.kind is Kind.LEAVE:
             self._departed.add((message.shard, message.sender))
             self._endpoint.release(message.sender, event.frame)
+        elif message.kind is Kind.PLACE:
+            self._endpoint.release(message.sender, event.frame)
+            self._placed[message.sender] = message
+            shard = self._shards[message.shard]
+            left = tuple(one for one in shard.spares if one != message.sender)
+            self._shards[shard.index] = replace(shard, spares=left)
         else:
             self._early.append(event)
 
@@ -361,12 +416,7 @@ class SpareRank(ServerRank):
         self._shards = {one.index: one for one in shards_without([*self._shards.values()], dead)}
         self._missing.discard(shard.index)
         self._pulls.pop(shard.index, None)
-        departed = {rank for index, rank in self._departed if index == shard.index}
-        center = self._parameters.vector[shard.place]
-        final = center.copy() if shard.index in self._had else None
-        self._server.take_over(state["server"], departed & self._server.peers.keys())
-        if final is not None:  # it has come since the copy
-            np.copyto(center, final)
+        departed = self._take_records(shard, state["server"])
         serving = {one.server for one in self._others.values()}
         self._server.other_servers = dict.fromkeys(serving | self._standing_by, 0)
         self._server.other_servers |= dict.fromkeys(departed - self._server.peers.keys(), math.inf)
@@ -380,6 +430,7 @@ class SpareRank(ServerRank):
                 perform(self._endpoint, self.service.ask(self._client.open))
         self._stall_detector.begin()
         self._stall_detector.tell(tells=shard.index == 0)
+        self._keep_spare()
         self._begin_copies()
         old_s = began_s - received.came_s
         how = " and trains no more" * self._trained
@@ -395,6 +446,20 @@ class SpareRank(ServerRank):
             self._compares_saves = True
         else:
             self._let_late_pauses()
+
+    def _take_records(self, shard: Shard, copy: State) -> set[int]:
+        """Load the copy of a dead server's records; return the workers and servers that have left."""
+        departed = {rank for index, rank in self._departed if index == shard.index}
+        for spare, message in self._placed.items():
+            self._server.seat(spare, message.place, message.epochs)
+        center = self._parameters.vector[shard.place]
+        final = center.copy() if shard.index in self._had else None
+        self._server.take_over(copy, departed & self._server.peers.keys())
+        if final is not None:  # it has come since the copy
+            np.copyto(center, final)
+        for spare in self._server.places.keys() - self._server.peers.called():
+            self._stall_detector.watch(spare, self._hosts[spare])
+        return departed
 
     def _serve_early(self) -> None:
         """Take what ranks have sent that have heard of the death first."""
@@ -426,12 +491,21 @@ class SpareRank(ServerRank):
         peers = self._server.peers.items()
         workers = [rank for rank, one in peers if not (rank in self._gone or one.gone)]
         self._queries = self.service = self._serve_queries(workers, others, self._client.record.saves)
+        self.service.follow(self._server)
+        # Who is called after this epoch is decided at its end, which this rank has perhaps not served yet.
+        self.service.places.decide(self._epochs - (self._only_fetches and not self._ends))
         self.service.load_copy(state)
 
     def _serve(self, event: Event) -> None:
         """Take an event in the place of the server."""
         if isinstance(event, Received) and event.message.kind is Kind.COPY:
             self._acknowledge(event)  # the last of a server that has not heard of the death yet
+        elif isinstance(event, Received) and event.message.kind is Kind.PLACE:
+            message = event.message
+            self._endpoint.release(message.sender, event.frame)
+            self._server.seat(message.sender, message.place, message.epochs)
+            if self.service is not None:
+                self.service.admit(message.sender)
         elif isinstance(event, Received) and self._is_for_another(event.message):
             self._early.append(event)
         elif isinstance(event, Received) and self._goes_before_it_returns(event.message):
@@ -481,6 +555,48 @@ class SpareRank(ServerRank):
         """Return whether a worker leaves that had not heard that this rank serves."""
         peer = self._server.peers.get(message.sender)
         return message.kind is Kind.LEAVE and peer is not None and peer.standing is Standing.EXPECTED
+
+
+class PlacedRank(WorkerRank):
+    """Trains in the place of a dead worker; it was a spare.
+
+    Args:
+        endpoint: this rank's endpoint, that of the spare.
+        worker: the state machine.
+        queries: sends queries to the query service.
+        hosts: the host of the server and of each spare.
+        index: the dead worker's index among the workers.
+        options: those of a `WorkerRank`.
+
+    Attributes:
+        index: the worker's index among the workers.
+        role: its role.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        worker: Worker,
+        queries: QueryClient,
+        hosts: Mapping[int, str],
+        *,
+        index: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(endpoint, worker, queries, hosts, **options)
+        self.index, self.role = index, f"worker {index}"
+
+    def _deliver(self, event: Received) -> list[Action]:
+        message = event.message
+        if message.kind is Kind.COPY and not message.last_copy:
+            rank, at = self._worker.rank, message.pulled_at
+            reply = Message(Kind.ACK, rank, message.sequence, 0, at, shard=message.shard)
+            return [Send(message.sender, reply, event.frame)]
+        if message.kind in (Kind.COPY, Kind.LEAVE, Kind.PLACE):
+            return [Release(message.sender, event.frame)]
+        if message.kind not in REPLIES:  # from ranks that have heard first that nobody can serve any more
+            return []
+        return super()._deliver(event)
 
 
 class _SuccessionError(Exception):

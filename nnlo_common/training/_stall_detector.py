@@ -85,6 +85,12 @@ class StallDetector:
         self.stalls: list[str] = []
         self._longest_s: dict[tuple[int, Kind], float] = defaultdict(float)
 
+    def watch(self, rank: int, host: str) -> None:
+        """Watch one more worker from now on."""
+        now_s = self._clock()
+        self._hosts[rank] = host
+        self._seen[rank] = _LastHeard(at_s=now_s, since_s=now_s)
+
     def tell(self, *, tells: bool) -> None:
         """Set whether its lines are warnings."""
         self._level = logging.WARNING if tells else logging.DEBUG

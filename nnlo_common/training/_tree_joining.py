@@ -31,8 +31,9 @@ from nnlo_common.protocol import (
 from nnlo_common.protocol._query_messages import GoodbyeQuery, LeaveQuery
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_parts import perform
-from nnlo_common.training._server_rank import ServerRank, TrainingQueries
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector
+from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["SubServerRank", "TopServerRank", "check_layout", "check_tree", "join_tree"]

@@ -118,9 +118,9 @@ def test_the_header_is_what_it_has_always_been() -> None:
     expected += struct.pack("<QQQQdQ", 2**40 + 1, 5, 4, 7, 0.5, 6)
     assert bytes(frame.header) == expected
     kinds = ["JOIN", "EXCHANGE", "PUSH", "PULL", "LOCK", "COMMIT", "EPOCH", "LEAVE", "CENTER", "ACK"]
-    kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER", "PAUSE", "PAUSED", "DROPPED", "SAMPLE", "COPY"]
+    kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER", "PAUSE", "PAUSED", "DROPPED", "SAMPLE", "COPY", "PLACE"]
     assert [kind.name for kind in Kind] == kinds
-    assert [int(kind) for kind in Kind] == list(range(1, 20))
+    assert [int(kind) for kind in Kind] == list(range(1, 21))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ processes.
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from typing import NamedTuple
 
@@ -174,3 +175,50 @@ def test_whenever_the_server_dies_the_first_worker_serves_and_the_checkpoints_ar
         SavedCheckpoint.open(path, int(path.name[-6:])).verify()
     again, _ = run(job, folder)
     assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "seed", [*range(18), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(18, 400))]
+)
+def test_whenever_a_worker_dies_a_spare_takes_its_share_and_its_part_of_checkpoints(
+    seed, tmp_path_factory, monkeypatch
+):
+    """A checkpoint of the spare is the dead worker's: the same ranks go on where it was."""
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 1e-3)
+    draw = random.Random(seed)
+    job = Job(
+        WRAPPERS[seed % len(WRAPPERS)],
+        servers=1,
+        assignment=draw.choice(["static", "dynamic"]),
+        minutes=draw.choice([0, 0.02 / 60]),
+        pause_s=draw.choice([0, 0.004]),
+        spares=2,
+    )
+    victim, spare = draw.randrange(1, 1 + WORKERS), 1 + WORKERS + 1
+    point = draw.choice([("send EPOCH", 1), ("send EXCHANGE", 2), ("receive CENTER", 2), ("send ASK", 1)])
+    fault, folder = (victim, *point), tmp_path_factory.mktemp("run")
+    ends, _ = run(job, folder, fault)
+    assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] in ([victim], []), fault
+    trained = [epoch for epoch, taken in ends[spare].items() if taken]
+    if isinstance(ends[victim], InjectedFault):
+        assert trained, fault
+    living = [end for rank, end in enumerate(ends) if not isinstance(end, InjectedFault)]
+    counted = job.wrapper is not nt.Steady  # it counts progress, not samples
+    for epoch in trained if counted else ():
+        assert sum(end[epoch] for end in living) == SAMPLES, fault
+    for path in folder.glob("checkpoint-??????"):
+        SavedCheckpoint.open(path, int(path.name[-6:])).verify()
+    newest = max(folder.glob("checkpoint-??????"))
+    files = SavedCheckpoint.open(newest, int(newest.name[-6:])).manifest.files
+    assert f"rank{victim}.pt" in files, fault  # that of the spare, unless nobody has died
+    assert f"rank{spare}.pt" not in files, fault
+    shutil.rmtree(newest)
+    again, _ = run(job, folder)
+    assert again[spare].keys() == again[victim].keys()
+    assert not any(again[spare].values())
+    if counted and job.minutes == 0 and again[victim]:  # whole epochs
+        for epoch in again[victim]:
+            assert sum(end[epoch] for end in again) == SAMPLES, fault

@@ -248,7 +248,7 @@ def read_run(folder: Path) -> RunFacts:
     return RunFacts(
         folder=folder,
         history=center.history("metrics"),
-        workers={one.role: one.history("own") for one in ranks if one.role.startswith("worker")},
+        workers=_by_role(ranks),
         ranks=[one.facts() for one in ranks],
         began="" if began_s is None else _as_text(began_s),
         seconds=center.seconds,
@@ -278,11 +278,21 @@ def _without_facts(folder: Path) -> str:
     )
 
 
+def _by_role(ranks: Sequence[_RankLines]) -> dict[str, dict[str, list[float | None]]]:
+    """Return each worker's history; of two ranks in one place, one died, and is named with its number."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for one in reversed(ranks):
+        if one.role.startswith("worker"):
+            again = f", rank {one.rank}" if one.role in found else ""
+            found[one.role + again] = one.history("own")
+    return dict(reversed(found.items()))
+
+
 class _RankLines:
     """The lines of one rank's file; of an epoch that was made again after a restart, the last one counts."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._path, self._rank = path, rank
+        self._path, self.rank = path, rank
         self.start: Mapping[str, Any] = {}
         self._epochs: dict[int, Mapping[str, Any]] = {}
         self._told: dict[str, list[str]] = {"lost": [], "stall": [], "diverged": []}
@@ -318,7 +328,7 @@ class _RankLines:
         epochs = [self._epoch(self._epochs[number]) for number in sorted(self._epochs)]
         cores = _number(self.start.get("cores"))
         return RankFacts(
-            rank=self._rank,
+            rank=self.rank,
             role=self.role,
             host=str(self.start.get("host", "")),
             cores=None if cores is None else int(cores),

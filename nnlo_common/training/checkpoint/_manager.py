@@ -278,7 +278,7 @@ class CheckpointManager:
         return speaks(self._role)
 
     def _take_over(self) -> None:
-        """Save as the dead server did from now on."""
+        """Save as the dead rank did from now on."""
         score, self._file = self._saving.score, self._file_of(_saved_as(self._team))
         self._saving = saving_on(self.store, self._team, self._state, self._file)
         self._saving.score = score
@@ -596,10 +596,12 @@ class CheckpointManager:
 
 
 def _saved_as(team: Session | None) -> int:
-    """Return the rank whose part this rank saves: that of the server in whose place it serves, if it does."""
+    """Return the rank whose part this rank saves: that of the dead one in whose place it is, if it is."""
     if team is None:
         return 0
-    server = team.member.server
+    server, worker = team.member.server, team.member.worker
+    if worker is not None and team.member.role.startswith("spare"):
+        return team.member.trains[worker]
     replaces = team.member.role.startswith(("spare", "worker"))
     return server.shard if server is not None and replaces else team.rank
 
