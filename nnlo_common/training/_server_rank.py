@@ -171,6 +171,7 @@ class ServerRank:
         keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
         on_divergence: called before an error about numbers that are not finite.
+        script_state: what the script here leaves to that of the rank that takes this one's place.
     """
 
     def __init__(
@@ -211,6 +212,7 @@ class ServerRank:
         self._losses: list[str] = []
         self._bottleneck = Bottleneck(servers=len(shards), tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
+        self.script_state: State | None = None
         self._copies: StateCopies | None = None
         if self._shards[server.shard].server == server.rank:
             self._begin_copies()
@@ -232,7 +234,12 @@ class ServerRank:
 
     def _copy(self) -> State:
         queries = None if self.service is None else self.service.copy()
-        return {"server": self._server.copy(), "queries": queries}
+        return {"server": self._server.copy(), "queries": queries, "script": self.script_state}
+
+    @property
+    def sends_copies(self) -> bool:
+        """Whether a rank that may take this one's place gets copies of the state."""
+        return self._copies is not None
 
     @property
     def _others(self) -> dict[int, Shard]:

@@ -365,6 +365,7 @@ class SpareRank(ServerRank):
         center = self._parameters.vector[shard.place]
         final = center.copy() if shard.index in self._had else None
         self._server.take_over(state["server"], departed & self._server.peers.keys())
+        self.script_state = state["script"]
         if final is not None:  # it has come since the copy
             np.copyto(center, final)
         serving = {one.server for one in self._others.values()}
