@@ -208,7 +208,7 @@ class Decisions:
     def missed(self, told: Mapping[str, Any]) -> dict[int, dict[str, float]]:
         """Return this rank's own metrics of the epochs that another's `told` does not know."""
         history, known = self._history, told.get("epochs", ())
-        if history is None:
+        if not hasattr(history, "epoch"):  # there is none, or it has not begun
             return {}
         return {
             epoch: {name: values[place] for name, values in history.history.items() if place < len(values)}
@@ -225,7 +225,7 @@ class Decisions:
             found: metrics of the validation at the end of the epochs before this one that `told` lacks.
         """
         missed, history = self.missed(told), self._history
-        if history is not None:
+        if history is not None and hasattr(history, "epoch"):
             values = {name: list(one) for name, one in told.get("history", {}).items()}
             for logs in missed.values():
                 for name, value in {**logs, **found}.items():
