@@ -149,22 +149,29 @@ def drop_center_callbacks(container: Any, but: type | tuple[type, ...] = ()) -> 
     return [one for one in everyone if one not in container.callbacks]
 
 
-def bring_back(callbacks: Sequence[Any], container: Any, before: Any, epoch: int) -> None:
+def bring_back(
+    callbacks: Sequence[Any], container: Any, driver: Any, epoch: int, order: Sequence[Any]
+) -> None:
     """Put callbacks into a list whose training is in this epoch; they begin here.
 
     Args:
         callbacks: the callbacks.
         container: the list.
-        before: the callback that shall come after them.
+        driver: the `Distribute` in it; none of them comes after it.
         epoch: the number of the epoch.
+        order: the list as it was when they were in it.
     """
-    place = container.callbacks.index(before)
     # A new list: Keras may be going through the present one.
-    container.callbacks = [*container.callbacks[:place], *callbacks, *container.callbacks[place:]]
+    found = [*container.callbacks]
+    for one in reversed(callbacks):
+        later = (other for other in order[order.index(one) + 1 :] if other in found and other is not driver)
+        found.insert(min(found.index(next(later, driver)), found.index(driver)), one)
+    container.callbacks = found
     for one in callbacks:
-        one.set_params(before.params)
-        one.set_model(before.model)
-        one.on_train_begin()
+        one.set_params(driver.params)
+        one.set_model(driver.model)
+        if not isinstance(one, keras.callbacks.BackupAndRestore):  # it would load the weights of its backup
+            one.on_train_begin()
         one.on_epoch_begin(epoch)
 
 

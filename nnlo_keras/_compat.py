@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import keras
@@ -33,6 +33,7 @@ __all__ = [
     "deal_passes",
     "decays",
     "end_epoch",
+    "ending_epoch",
     "first_epoch",
     "give_state",
     "global_seeds",
@@ -57,7 +58,9 @@ __all__ = [
     "taken_state",
     "trained_by",
     "unvalidated",
+    "validated",
     "value_of",
+    "without_data",
 ]
 
 # -- private parts of Keras and its back ends, each behind a function named after its purpose -----------
@@ -84,6 +87,17 @@ def callbacks_of_fit() -> Any:
             return container
         frame = frame.f_back
     return None
+
+
+def ending_epoch() -> bool:
+    """Return whether the running `fit` tells its callbacks that an epoch ends."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        container = frame.f_locals.get("self")
+        if isinstance(container, keras.callbacks.CallbackList):
+            return frame.f_code.co_name == "on_epoch_end"
+        frame = frame.f_back
+    return False
 
 
 def arguments_of_fit() -> dict[str, Any]:
@@ -201,6 +215,37 @@ def deal_passes(
     return undo
 
 
+@_KERAS.uses("_enumerate_iterator", "_epoch_iterator", "_current_iterator")
+def without_data(data: Any, *, inside: bool) -> Callable[[], object]:
+    """Give each epoch of `fit` one batch without data from now on; return a function that undoes it.
+
+    Args:
+        data: `fit`'s epoch iterator.
+        inside: an epoch has begun; the batch comes next, and is its last.
+    """
+    _ = data._enumerate_iterator, data._current_iterator  # raises if Keras has dropped them
+
+    def last_batch() -> Any:
+        yield 0, 0, repeat(())
+        data.data_adapter.on_epoch_end()
+
+    def only_batch() -> Any:
+        data.data_adapter.on_epoch_begin()
+        yield from last_batch()
+
+    if inside and data._epoch_iterator is not None:
+        data._epoch_iterator, data._current_iterator = last_batch(), None
+    before = vars(data).get("_enumerate_iterator")  # that of `deal_passes`
+    data._enumerate_iterator = only_batch
+
+    def undo() -> None:
+        del data._enumerate_iterator
+        if before is not None:
+            data._enumerate_iterator = before
+
+    return undo
+
+
 # -- models -----------------------------------------------------------------------------------------------
 
 
@@ -245,6 +290,24 @@ def unvalidated(model: Any) -> list[Callable[[], object]]:
         del model._should_eval
 
     return [validate_again]
+
+
+@_KERAS.uses("_should_eval")
+def validated(model: Any, callbacks: Any, epoch: int) -> dict[str, Any]:
+    """Validate as the running `fit` does at the end of this epoch; return the metrics."""
+    given = arguments_of_fit()
+    if given.get("validation_data") is None or not model._should_eval(epoch, given["validation_freq"]):
+        return {}
+    found = model.evaluate(
+        x=given["val_x"],
+        y=given["val_y"],
+        sample_weight=given["val_sample_weight"],
+        batch_size=given["validation_batch_size"] or given["batch_size"],
+        steps=given["validation_steps"],
+        callbacks=callbacks,
+        return_dict=True,
+    )
+    return {f"val_{name}": value for name, value in found.items()}
 
 
 def kept_by_tensorflow(attribute: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,14 @@ from nnlo_keras._compat import (
     callbacks_of_fit,
     data_of_fit,
     deal_passes,
+    ending_epoch,
     first_epoch,
     is_spread,
     strategy_of,
+    synchronise,
     unvalidated,
+    validated,
+    without_data,
 )
 from nnlo_keras._exchanges import BatchSizes, Exchanges, Passes, Rates
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
@@ -38,6 +43,7 @@ from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, build
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
 from nnlo_keras._shard import warn_of_data
+from nnlo_keras._snapshot import Decisions, until
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
 
@@ -88,7 +94,11 @@ class Distribute(keras.callbacks.Callback):
         self._statistics: Statistics | None = None
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
-        self._epoch, self._dropped = 0, list[Any]()  # callbacks that come back if this rank takes over
+        self._epoch, self._in_epoch, self._ends = 0, False, False
+        self._turned: Callable[[Any], object] | None = None  # lets a worker serve from now on
+        self._dropped = list[Any]()  # callbacks that come back if this rank takes over
+        self._order = list[Any]()  # all callbacks, those too
+        self._late = list[Any]()  # of those: which Keras does not yet tell that the epoch ends
         self._validate_again: list[Callable[[], object]] = []
         self._batches: int | None = None  # in an epoch of all workers
         self._feed: SequenceFeed | None = None  # if `fit` trains on Batches
@@ -195,7 +205,7 @@ class Distribute(keras.callbacks.Callback):
             # It steps its part of the centre with its own rate, so it keeps ReduceLROnPlateau.
             drop_center_callbacks(container, but=keras.callbacks.ReduceLROnPlateau)
         else:
-            self._dropped = drop_center_callbacks(container)
+            self._order, self._dropped = [*container.callbacks], drop_center_callbacks(container)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Join the training."""
@@ -208,6 +218,7 @@ class Distribute(keras.callbacks.Callback):
         callbacks = [] if container is None else container.callbacks
         self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
         self._feed, self._epochs_left = SequenceFeed.of_fit(), range(0)
+        self._epoch, self._in_epoch, self._ends, self._turned = 0, False, False, None
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
@@ -222,6 +233,7 @@ class Distribute(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Begin an epoch."""
         self._epoch, self._epochs_left = epoch, range(epoch + 1, self.params.get("epochs") or 0)
+        self._in_epoch = True
         if self._served is not None:
             self._served.begin_epoch(epoch, last=not self._epochs_left)
         elif self._exchanges is not None:
@@ -233,22 +245,27 @@ class Distribute(keras.callbacks.Callback):
         """Record the weights before the batch, if the algorithm needs them."""
         if self._exchanges is not None:
             self._exchanges.begin_batch()
+        if self._feed is not None:
+            self._feed.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if one is due."""
-        team, feed = self._team, self._feed
+        team, feed, exchanges = self._team, self._feed, self._exchanges
         if self._served is not None:
             self._served.end_batch()
-        if team is None or self._exchanges is None:
+        if team is None or exchanges is None:
             return
         if threading.current_thread() is not threading.main_thread() and self._world is None:
             raise ConfigurationError(f"Keras called Distribute() outside the main thread; {_PLACE}")
-        before = self._exchanges.in_epoch
+        before = exchanges.in_epoch
         if feed is not None:
-            self._exchanges.repeat(feed.repeats(before))
-        self._exchanges.end_batch(batch, idle=feed is not None and feed.idle)
+            exchanges.repeat(feed.repeats(before))
+        exchanges.end_batch(batch, idle=feed is not None and feed.idle)
+        if self._served is not None:  # since this exchange
+            self._served.end_batch()
+            return
         if self._statistics is not None:
-            self._statistics.add_batches(self._exchanges.in_epoch - before)
+            self._statistics.add_batches(exchanges.in_epoch - before)
         if team.stopped:
             self.model.stop_training = True
         elif feed is not None:
@@ -256,11 +273,14 @@ class Distribute(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End the epoch: send the remaining gradients and the metrics."""
-        if self._served is not None:
-            self._served.end_epoch()
-        elif self._exchanges is not None:
-            self.end_exchanges(epoch, logs)
+        self.end_exchanges(epoch, logs)
+        if self._exchanges is not None:
             self._exchanges.close_epoch()
+        if self._served is not None:
+            if self._served.inside:
+                self._end_inside(self._served, epoch, logs)
+            self._served.end_epoch()
+        self._in_epoch = False
 
     def end_exchanges(self, epoch: int, logs: Any) -> None:
         """On a worker: make the last exchange of this epoch, if it was not made yet."""
@@ -269,7 +289,7 @@ class Distribute(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Leave with the centre's weights."""
-        team, served = self._team, self._served
+        team, served, self._ends = self._team, self._served, True
         if team is None:
             return
         if served is not None and self.model.stop_training:
@@ -285,8 +305,8 @@ class Distribute(keras.callbacks.Callback):
             team.last_round()
         for one in self._rank_callbacks:
             one.after_epochs()
-        if served is not None:
-            team.settle_center(served.settle)
+        if self._served is not None:  # perhaps only since the last epoch
+            team.settle_center(self._served.settle)
         elif isinstance(self._exchanges, GroupExchanges) and not team.member.servers:
             self._exchanges.copy_from_lead(self._statistics)
         else:
@@ -302,13 +322,11 @@ class Distribute(keras.callbacks.Callback):
         calm = undisturbed(container.callbacks, self)
         team, weights = self._join(world, wrappers)
         rates = Rates(self.model, team)
+        serve = partial(self._serve, team, weights, wrappers, rates)
         if team.serves:
-            served = ServedEpochs(
-                self.model, team, weights, rates, self._rank_callbacks, batches=self._batches
-            )
-            self._served, self._exchanges = served, None
-            self._restore += served.take_over(container, self)
+            serve(container)
             return
+        self._turned = serve
         local = wrappers[0].mode is StepMode.LOCAL
         sizes = BatchSizes.of(self.model, steps_matter=local)
         self._served = None
@@ -326,6 +344,56 @@ class Distribute(keras.callbacks.Callback):
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
         self._restore += self._deal(team)
+
+    def _serve(
+        self, team: Session, weights: Weights, wrappers: Sequence[Wrapper], rates: Rates, container: Any
+    ) -> None:
+        """Let the epochs of `fit` serve from now on."""
+        for wrapper in wrappers:
+            wrapper.mode = StepMode.SERVE
+        served = ServedEpochs(self.model, team, weights, rates, self._rank_callbacks, batches=self._batches)
+        self._served, self._exchanges = served, None
+        self._restore += served.take_over(container, self)
+        if not team.has_turned:
+            return
+        weights.detach()
+        rates.take_over()
+        if self._feed is not None:
+            self._feed.serve()
+        if self._in_epoch:
+            served.begin_inside(self._epoch, last=not self._epochs_left)
+        if (data := data_of_fit()) is not None:
+            self._restore.append(without_data(data, inside=self._in_epoch))
+
+    def _go_on(self, team: Session, container: Any, back: Sequence[Any]) -> None:
+        """Let callbacks go on where the dead server's were, with the epochs that it has not ended before."""
+        # This epoch is not in the history yet, even if the dead server has ended it.
+        known = self._epoch + (not self._in_epoch and not ending_epoch())
+        decisions, told = Decisions(container), until(team.inherited or {}, known)
+        missed = decisions.missed(told)
+        found = validated(self.model, container, max(missed)) if missed else {}
+        decisions.go_on_from(told, self._epoch, found)
+
+        def end_missed() -> None:
+            for epoch, logs in missed.items():
+                given = {**logs, **found}
+                for one in back:
+                    one.on_epoch_end(epoch, given)
+                decisions.complete(epoch, given)
+
+        if self._served is not None:
+            self._served.decide(end_missed)
+
+    def _end_inside(self, served: ServedEpochs, epoch: int, logs: Any) -> None:
+        """End an epoch in whose end this rank, a worker before, has begun to serve: as a server does."""
+        found: dict[str, Any] = {**served.end_inside()}
+        logs = {} if logs is None else logs
+        if not any(name.startswith("val_") for name in logs):
+            found |= validated(self.model, callbacks_of_fit(), epoch)
+        logs.update(found)  # the callbacks after this one are given the same
+        late, self._late = self._late, []
+        for one in late:
+            one.on_epoch_end(epoch, logs)
 
     def _deal(self, team: Session) -> list[Callable[[], object]]:
         """Let each epoch of a worker have all batches that it takes; return functions that undo it.
@@ -384,7 +452,7 @@ class Distribute(keras.callbacks.Callback):
             model=weights,
             buffers=self._statistics,
             options=RateOption(wrappers),
-            center_optimizer=lambda place: KerasCenterOptimizer(wrappers, weights, place),
+            center_optimizer=partial(self._center_optimizer, wrappers, weights),
             local_step=local_step_of(wrappers, weights) if grouped else None,
             moved_outside=not grouped and (local or first.moves_locally),  # within the training step
             given_sums=not grouped and not local,
@@ -412,6 +480,14 @@ class Distribute(keras.callbacks.Callback):
         team.start()
         return team, weights
 
+    def _center_optimizer(
+        self, wrappers: Sequence[Wrapper], weights: Weights, place: slice
+    ) -> KerasCenterOptimizer:
+        """Return what steps this part of the centre; a worker that begins to serve is within its `fit`."""
+        synchronise(self.model)
+        weights.detach()
+        return KerasCenterOptimizer(wrappers, weights, place)
+
     def _refuse_to_wait_at_start(self, algorithm: Algorithm) -> None:
         """Refuse callbacks that wait for all workers before the first batch if some join later."""
         alone = algorithm.commits_alone()
@@ -425,21 +501,30 @@ class Distribute(keras.callbacks.Callback):
             raise error
 
     def _take_over(self) -> None:
-        """Let this rank, a spare or one of a group, print and write what the dead rank did."""
-        assert self._team is not None  # there is one that takes over
-        self.role = self._team.role
+        """Let this rank print and write what the dead one did; if it is a worker, let it serve, too."""
+        team, container = self._team, callbacks_of_fit()
+        assert team is not None  # there is one that takes over
+        self.role = team.role
         for one in self._rank_callbacks:
             one.role = self.role
         for undo in self._validate_again:
             undo()
             self._restore.remove(undo)
-        container = callbacks_of_fit()
-        if container is not None:
+        self._validate_again = []
+        if team.has_turned and self._turned is not None:
+            self._turned(container)
+        back, self._dropped = self._dropped, []
+        if container is not None and not self._ends:
             # The bar of a server counts the batches of others, and is made before the training.
             not_for_it = keras.callbacks.ProgbarLogger if self._served is not None else ()
-            back = [one for one in self._dropped if not isinstance(one, not_for_it)]
-            bring_back(back, container, self, self._epoch)
-        self._validate_again, self._dropped = [], []
+            back = [one for one in back if not isinstance(one, not_for_it)]
+            bring_back(back, container, self, self._epoch, self._order)
+            self._late = back if ending_epoch() else []
+        if team.has_turned:
+            for one in self._rank_callbacks:
+                one.begin_to_serve()
+            if container is not None and not self._ends:
+                self._go_on(team, container, back)
 
     def _prepare(self, role: str) -> None:
         for one in self._rank_callbacks:
@@ -467,7 +552,7 @@ class Distribute(keras.callbacks.Callback):
 
     def _release(self, team: Session) -> None:
         self._report, self._team, self._feed = team.report(), None, None
-        self._exchanges = self._served = self._statistics = None
+        self._exchanges = self._served = self._statistics = self._turned = None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()

@@ -66,6 +66,12 @@ class Rates:
             optimizer = wrapper.inner_optimizer if wrapper.rate_set is None else wrapper
             optimizer.learning_rate = self._rate
 
+    def take_over(self) -> None:
+        """On a worker that serves from now on: go on with the rate that the dead server has sent."""
+        self._rate, wrapper = self._team.told_rate, wrapper_of(self._model.optimizer)
+        if self._rate and wrapper is not None:
+            wrapper.learning_rate = self._rate
+
     @property
     def _set(self) -> float | None:
         """The rate that a callback has set on this rank."""
@@ -162,6 +168,8 @@ class Passes:
 
     def over(self) -> bool:
         """Whether the epoch is over, as far as it is known."""
+        if self._team.has_turned:
+            return True
         if not self._team.counts_progress:
             return self._team.stopped or self.made > 0
         return self._team.stopped or (self.size is not None and self._team.progress[1] >= self.size)
@@ -254,7 +262,7 @@ class Exchanges:
         if self.passes is not None:
             self.passes.made = 0
         self._team.begin_epoch()
-        if self._attaches:
+        if self._attaches and not self._team.serves:
             self._weights.attach()
 
     def end_pass(self) -> None:
@@ -302,6 +310,8 @@ class Exchanges:
             self._step()
         else:
             self._team.pass_step()
+        if self._team.serves:  # since this step
+            return
         if self._wrappers[0].algorithm.optimizer_runs == "nowhere":
             self._weights.synchronise()
             for one in self._wrappers:
@@ -329,6 +339,8 @@ class Exchanges:
         values = numbers(logs) if self.in_epoch else {}  # this worker had no batches
         self._team.ask(NoteQuery(epoch=epoch, values=values, weight=self.in_epoch or 1))
         self._team.end_epoch()
+        if self._team.serves:  # since this worker ends its epoch
+            return
         self._weights.detach()
         if left:
             self._weights.clear()
@@ -340,7 +352,7 @@ class Exchanges:
 
     def last_round(self) -> None:
         """Commit the training since the last round to the centre; once, together with all ranks."""
-        if self._weight:
+        if self._weight and not self._team.serves:
             self._team.worker.add_weight(self._taken_weight())
         self._team.last_round()
 

@@ -203,6 +203,12 @@ class Batches(keras.utils.PyDataset):
             ),
         )
 
+    def serve(self) -> None:
+        """Have one sample, as on a server: this rank was a worker, and serves from now on."""
+        self.leased = self.fed = False
+        self._batches.take_part((0, 1))
+        self._part = list(self._batches.part)
+
     def on_epoch_begin(self) -> None:
         """Begin an epoch: forget the batches that Keras requested before training."""
         self._looks, self._begun = 0, True

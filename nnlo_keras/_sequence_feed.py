@@ -37,6 +37,7 @@ class SequenceFeed:
         self._leases: LeasedBatches | None = None
         self._ready: deque[Any] = deque()  # batches for TensorFlow's iterator
         self._iterator: Any = None
+        self._batch: Any = None  # leased for the step that comes
         self._over: Callable[[], bool] | None = None  # if an epoch takes passes until its progress is made
         self._pass = 0  # of the epoch
         self._repeats = False  # whether the leased batch is one that another rank of the group has, too
@@ -153,6 +154,19 @@ class SequenceFeed:
             self._pass = 0
             self.idle = not self._more()
 
+    def begin_batch(self) -> None:
+        """Take the batch of the next step, which may ask the server for another lease.
+
+        Not within that step: on JAX the variables have no values there, and this rank may begin to serve.
+        """
+        if self._leases is not None and not self.idle:
+            self._batch = self._leased()
+
+    def serve(self) -> None:
+        """Give `fit` no more batches: this rank was a worker, and serves from now on."""
+        self._leases, self.idle = None, True
+        self._data.serve()
+
     def end_batch(self) -> None:
         """End the epoch if no batches are left."""
         if self._leases is not None and (self.idle or not self._more()):
@@ -198,8 +212,9 @@ class SequenceFeed:
         options.experimental_optimization.inject_prefetch = False
         return iter(tf.data.Dataset.from_generator(batches, output_signature=like).with_options(options))
 
-    def _next(self, parts: int) -> Any:
-        assert self._leases is not None  # installed by `lease` only
+    def _leased(self) -> Any:
+        """Take the next leased batch."""
+        assert self._leases is not None  # the caller looks
         if not self._leases.more(self._number):
             raise ConfigurationError(
                 f"{_ASKED}, but Keras {keras.__version__} continues after the end of an epoch; use "
@@ -207,6 +222,10 @@ class SequenceFeed:
             )
         batch, size = self._leases.take(self._number)
         self._repeats = not size
+        return batch
+
+    def _next(self, parts: int) -> Any:
+        batch, self._batch = self._batch, None
         if len(batch) != parts:
             raise ConfigurationError(
                 f"{_ASKED} together with class_weight, which Keras cannot apply to leased batches; write "

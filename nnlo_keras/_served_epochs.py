@@ -15,6 +15,7 @@ from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import give_state, taken_state
 from nnlo_keras._exchanges import Rates
 from nnlo_keras._sequence_feed import SequenceFeed
+from nnlo_keras._snapshot import Decisions
 from nnlo_keras._weights import Weights
 
 __all__ = ["ServedEpochs", "ServerBar", "batches_of_all"]
@@ -120,6 +121,9 @@ class ServedEpochs:
         rates: sends learning rates to the workers.
         callbacks: nnlo's callbacks.
         batches: the number of batches in an epoch of all workers; None: unknown.
+
+    Attributes:
+        inside: this rank, a worker before, serves since an epoch has begun that was not served to its end.
     """
 
     def __init__(
@@ -138,10 +142,12 @@ class ServedEpochs:
         self._logs: dict[str, float] = {}
         self._bar: ServerBar | None = None
         self._final: Vector | None = None  # the model's weights at the end of the training
+        self._container: Any = None
+        self.inside = False
 
     def take_over(self, container: Any, callback: Any) -> list[Callable[[], object]]:
         """Let `fit` serve, and move `callback` to the end of the list; return functions that undo it."""
-        model = self._model
+        model, self._container = self._model, container
         # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
         self._bar = ServerBar.of(container, self._team, self._batches)
@@ -161,6 +167,23 @@ class ServedEpochs:
             self._bar.begin_epoch()
         self._rates.send()
 
+    def begin_inside(self, epoch: int, *, last: bool) -> None:
+        """Begin to serve within an epoch that this rank has begun as a worker."""
+        self._epoch, self._last, self.inside = epoch, last, True
+
+    def end_inside(self) -> dict[str, float]:
+        """Serve such an epoch to its end, unless that was done; return the workers' metrics."""
+        found = self._serve()
+        self._rates.see_batch()
+        return found
+
+    def decide(self, call: Callable[[], object]) -> None:
+        """Call what looks at an earlier epoch's metrics; send a learning rate that it sets at once."""
+        self._rates.see_batch()
+        call()
+        self._rates.see_epoch()
+        self._rates.send()
+
     def end_batch(self) -> None:
         """Stop `fit` if the training was stopped, perhaps by another server."""
         self._rates.see_batch()
@@ -168,8 +191,10 @@ class ServedEpochs:
             self._model.stop_training = True
 
     def end_epoch(self) -> None:
-        """Check whether callbacks have changed the rate by the epoch's metrics."""
+        """Check whether callbacks have changed the rate by the epoch's metrics; note what they know."""
         self._rates.see_epoch()
+        if self._team.has_heir:
+            self._team.leave_to_heir(Decisions(self._container).told())
 
     def end(self) -> None:
         """Keep the model's weights as they are now (perhaps averaged, or the best) for all ranks.
@@ -189,7 +214,11 @@ class ServedEpochs:
         """Serve the epoch if it was not served yet; return the workers' metrics."""
         if not self._served:
             self._served = True
-            self._team.begin_epoch()
+            if self.inside:
+                self.inside = False
+                self._team.end_epoch()
+            else:
+                self._team.begin_epoch()
             if self._last:
                 self._team.last_round()
             if self._bar is not None:

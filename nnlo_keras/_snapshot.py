@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from nnlo_common.plugin import packed_tree, random_numbers
 from nnlo_keras._compat import EMA_SWAPPED, global_seeds
 from nnlo_keras._variable_layout import memory_of
 
-__all__ = ["Decisions", "assign", "check_random", "load_random", "random_states", "untrained", "values_of"]
+__all__ = [
+    "Decisions",
+    "assign",
+    "check_random",
+    "load_random",
+    "random_states",
+    "until",
+    "untrained",
+    "values_of",
+]
 
 #: Attributes of Keras's own callbacks on which their later decisions depend.
 _SEEN = (
@@ -127,8 +137,8 @@ class Decisions:
         histories = [one for one in self._callbacks if isinstance(one, keras.callbacks.History)]
         self._history = histories[-1] if histories else None
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+    def state(self, *, own: bool = True) -> dict[str, Any]:
+        """Return the state for a checkpoint, that of the user's callbacks if `own`."""
         history = self._history
         return {
             "epochs": [] if history is None else list(history.epoch),
@@ -138,7 +148,7 @@ class Decisions:
             "seen": [
                 {name: getattr(one, name) for name in _SEEN if hasattr(one, name)} for one in self._deciding()
             ],
-            "own": [[type(one).__name__, _own_state(one)] for one in self._own()],
+            "own": [[type(one).__name__, _own_state(one)] for one in self._own()] if own else [],
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
@@ -171,12 +181,71 @@ class Decisions:
                 vars(one).update(seen)
         for one, (_, seen) in zip(self._own(), state["own"], strict=True):
             one.load_state_dict(seen)
+        self._log_from(state, epoch)
+
+    def _log_from(self, state: Mapping[str, Any], epoch: int) -> None:
+        """Let files of logged epochs have those before this one, and no others."""
         for one in self._callbacks:
             if isinstance(one, keras.callbacks.CSVLogger):
                 if one.append:
                     _forget_rows(one, epoch)
                 else:
                     self._log_again(one, state)
+
+    def told(self) -> dict[str, Any]:
+        """Return the state for the rank that goes on in this one's place, whose list has another order."""
+        state = self.state(own=False)
+        deciding = [type(one).__name__ for one in self._deciding()]
+        own = []
+        for one in self._own():
+            with suppress(ConfigurationError):  # it cannot be packed: there it begins anew
+                own.append([type(one).__name__, _own_state(one)])
+        return state | {
+            "seen": [list(pair) for pair in zip(deciding, state["seen"], strict=True)],
+            "own": own,
+        }
+
+    def missed(self, told: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+        """Return this rank's own metrics of the epochs that another's `told` does not know."""
+        history, known = self._history, told.get("epochs", ())
+        if not hasattr(history, "epoch"):  # there is none, or it has not begun
+            return {}
+        return {
+            epoch: {name: values[place] for name, values in history.history.items() if place < len(values)}
+            for place, epoch in enumerate(history.epoch)
+            if epoch not in known
+        }
+
+    def go_on_from(self, told: Mapping[str, Any], epoch: int, found: Mapping[str, float]) -> None:
+        """Go on from what `told` has returned on the rank in whose place this one goes on, in this epoch.
+
+        Args:
+            told: see above; empty: nothing.
+            epoch: the number of the epoch.
+            found: metrics of the validation at the end of the epochs before this one that `told` lacks.
+        """
+        missed, history = self.missed(told), self._history
+        if history is not None and hasattr(history, "epoch"):
+            values = {name: list(one) for name, one in told.get("history", {}).items()}
+            for logs in missed.values():
+                for name, value in {**logs, **found}.items():
+                    if name in values or not told:
+                        values.setdefault(name, []).append(value)
+            history.epoch, history.history = [*told.get("epochs", ()), *missed], values
+        for callback, seen in _paired(self._deciding(), told.get("seen", ())):
+            callback.__dict__.update(seen)
+        for callback, seen in _paired(self._own(), told.get("own", ())):
+            callback.load_state_dict(seen)
+        if told:
+            self._log_from(told, min([epoch, *missed]))
+
+    def complete(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Add what callbacks have put into an epoch's metrics to the history, where it has no number yet."""
+        if self._history is not None:
+            place = self._history.epoch.index(epoch)
+            for name, values in self._history.history.items():
+                if len(values) == place and name in logs:
+                    values.append(logs[name])
 
     def _deciding(self) -> list[Any]:
         return [one for one in self._callbacks if isinstance(one, _DECIDING)]
@@ -190,6 +259,25 @@ class Decisions:
         for place, epoch in enumerate(epochs):
             logs = {name: values[place] for name, values in history.items() if len(values) == len(epochs)}
             logger.on_epoch_end(epoch, logs)
+
+
+def until(told: Mapping[str, Any], epoch: int) -> Mapping[str, Any]:
+    """Return what `Decisions.told` has told, with the history before this epoch."""
+    count = sum(one < epoch for one in told.get("epochs", ()))
+    if not told or count == len(told["epochs"]):
+        return told
+    history = {name: values[:count] for name, values in told["history"].items()}
+    return {**told, "epochs": told["epochs"][:count], "history": history}
+
+
+def _paired(callbacks: Iterable[Any], told: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, Any]]:
+    """Give each callback with what another rank has told of one of its class."""
+    left = list(told)
+    for one in callbacks:
+        found = next((pair for pair in left if pair[0] == type(one).__name__), None)
+        if found is not None:
+            left.remove(found)
+            yield one, found[1]
 
 
 def _forget_rows(logger: Any, epoch: int) -> None:

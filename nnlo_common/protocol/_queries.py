@@ -500,8 +500,11 @@ class Notes:
     def ask(self, rank: int, query: NoteQuery) -> Answers:
         """Store the note unless it is empty, and return the means up to that epoch.
 
-        Each worker counts with its last note; notes of later epochs are left out.
+        Each worker counts with its last note; notes of later epochs are left out. One that serves by now
+        asks with the weight 0, and counts no more.
         """
+        if not query.weight:
+            self._notes.pop(rank, None)
         if query.values:
             self._notes.setdefault(rank, {})[query.epoch] = query
         else:

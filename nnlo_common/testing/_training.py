@@ -88,6 +88,7 @@ def train_virtually(
     losses: Mapping[int, int] | None = None,
     drops: Mapping[int, int] | None = None,
     deaths: Sequence[ServerDeath] = (),
+    heir: bool = False,
     observe: Observer | None = None,
     check: bool = True,
 ) -> VirtualRun:
@@ -113,11 +114,13 @@ def train_virtually(
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
         deaths: deaths of servers, in order; each time a rank after the workers takes the place.
+        heir: the first worker takes it, and trains no more; there are no other spares.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
     Raises:
         ConfigurationError: an argument cannot work or would be unused.
+        PeerLostError: a server has died, and no rank is left that takes its place.
 
     Example:
         >>> from nnlo_common.algorithms import Downpour
@@ -137,8 +140,13 @@ def train_virtually(
                 f"deaths={list(deaths)!r}: there is no shard {one.shard}; the servers have the shards 0 to "
                 f"{servers - 1}"
             )
+    if heir and (servers > 1 or workers == 1):
+        raise ConfigurationError(
+            f"heir=True with {servers} servers and {workers} workers is not possible: a worker takes the "
+            "place of the only server, and another one trains on; give one server and at least two workers"
+        )
     dying = tuple(one.shard for one in deaths)
-    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, dying)
+    cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, dying, heir)
     counts, starts = _step_counts(steps, workers), _starts(begin, workers)
     ends = {
         name: _counts_by_rank(name, given or {}, cell.ranks)
@@ -168,13 +176,14 @@ def train_virtually(
 
 @dataclass(frozen=True, slots=True)
 class VirtualRanks:
-    """Makes the servers and workers of a run; there is a spare for each shard whose server dies."""
+    """Makes the servers and workers of a run, and a spare for each shard whose server dies, or an heir."""
 
     algorithm: Algorithm
     start: FlatVector
     servers: int
     workers: int
     dying: tuple[int, ...] = ()
+    heir: bool = False
 
     @property
     def ranks(self) -> range:
@@ -186,6 +195,8 @@ class VirtualRanks:
         return [Shard(index, index, place, self._spares_of(index)) for index, place in enumerate(places)]
 
     def _spares_of(self, shard: int) -> tuple[int, ...]:
+        if self.heir:
+            return (self.ranks[0],)
         last = self.servers + self.workers
         return tuple(last + turn for turn, index in enumerate(self.dying) if index == shard)
 

@@ -26,6 +26,7 @@ from nnlo_common.protocol import (
     Server,
     Shard,
     ShardClient,
+    Standing,
     SubServer,
     Wait,
     Wire,
@@ -343,7 +344,8 @@ class VirtualCluster:
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
         deaths: deaths of servers, in order; with as many `spares` of the same shards.
-        spares: what serves in their place, each in turn.
+        spares: what serves in their place, each in turn; one with the rank of a worker is its heir's: that
+            worker trains no more then.
         check: validate every invariant after every event.
 
     Example:
@@ -432,14 +434,25 @@ class VirtualCluster:
 
     def _replace_server(self, shard: int) -> None:
         """Let the next spare take the place of a shard's server, with the newest copy."""
-        spare = next(one for one in self._spares if one.shard == shard)
+        dead = self.servers[shard].rank
+        spare = next((one for one in self._spares if one.shard == shard), None)
+        if spare is None:
+            raise PeerLostError(dead, "a server of the centre has died")
         self._spares.remove(spare)
-        dead, self.servers[shard] = self.servers[shard].rank, spare
+        self.servers[shard] = spare
         for rank in self.workers:
             self._channels[shard, rank].clear()
+        if spare.rank in self.workers:  # it trains no more, and nobody waits for what it would contribute
+            self._programs.pop(spare.rank, None)
+            self._lost.add(spare.rank)
+            spare.peers[spare.rank].standing = Standing.LOST
         spare.take_over(self._copies[shard], {rank for index, rank in self._left if index == shard})
-        for rank in self._lost:
+        for rank in self._lost - {spare.rank}:
             spare.handle(Lost(rank))
+        self._go_on_without(dead)
+
+    def _go_on_without(self, dead: int) -> None:
+        """Let the workers go on after the death of a server, with the next one, or of its heir."""
         for rank in list(self._programs):
             left = self.workers[rank].go_on_without(dead)
             self._programs[rank] = chain(left, self._programs[rank])
@@ -523,6 +536,9 @@ class VirtualCluster:
                 channel.clear()
         for server in self.servers:
             self._perform_server(server.shard, server.handle(Lost(rank)))
+        if rank in self._waiting_spares():  # it would have served in the server's place
+            self._spares = [one for one in self._spares if one.rank != rank]
+            self._go_on_without(rank)
 
     def _drop(self, rank: int) -> None:
         for server in self.servers:

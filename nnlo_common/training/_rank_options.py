@@ -142,11 +142,6 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
-        if self.heir and framework == "nnlo_keras":
-            raise ConfigurationError(
-                "heir=True is not possible with the wrappers of nnlo_keras, whose fit() cannot begin to "
-                "serve within an epoch; use spares=1, which needs one rank more"
-            )
 
     @property
     def grouped(self) -> bool:

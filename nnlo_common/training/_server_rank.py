@@ -78,6 +78,7 @@ class ServerRank:
         on_divergence: called before an error about numbers that are not finite.
         calls_spares: the script's loop takes batches also on a rank that has had none in earlier epochs, so
             that spares can train.
+        script_state: what the script here leaves to that of the rank that takes this one's place.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class ServerRank:
         self._losses: list[str] = []
         self._bottleneck = Bottleneck(servers=len(shards), tells=service is not None)
         self._watches = [Periodic(self._look, LOOK_EVERY_S)]
+        self.script_state: State | None = None
         self._copies: StateCopies | None = None
         if self._shards[server.shard].server == server.rank:
             self._begin_copies()
@@ -142,7 +144,12 @@ class ServerRank:
 
     def _copy(self) -> State:
         queries = None if self.service is None else self.service.copy()
-        return {"server": self._server.copy(), "queries": queries}
+        return {"server": self._server.copy(), "queries": queries, "script": self.script_state}
+
+    @property
+    def sends_copies(self) -> bool:
+        """Whether a rank that may take this one's place gets copies of the state."""
+        return self._copies is not None
 
     @property
     def _others(self) -> dict[int, Shard]:

@@ -142,6 +142,7 @@ class Session:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world, self._move = algorithm, world, trained.local_step
         self._runs, self._options = algorithm.optimizer_runs_at(ranks.servers), options
+        self._has_heir = ranks.heir
         ahead = ranks.servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
         steps_center = algorithm.optimizer_runs == "center"
         plan = TrainingPlan(
@@ -208,6 +209,21 @@ class Session:
     def holds_copy(self) -> bool:
         """Whether this rank, a worker, serves once the server has died."""
         return isinstance(self._part, HeirRank)
+
+    @property
+    def has_heir(self) -> bool:
+        """Whether this rank is a server whose place a worker takes."""
+        return self._has_heir and self.serving is not None and self.serving.sends_copies
+
+    def leave_to_heir(self, script: State) -> None:
+        """On a server: keep what the script of the rank that takes its place needs, for the next copy."""
+        if self.serving is not None:
+            self.serving.script_state = script
+
+    @property
+    def inherited(self) -> State | None:
+        """On a rank that has taken over: what the dead server's script has left to it."""
+        return None if self.serving is None else self.serving.script_state
 
     def when_taking_over(self, call: Callable[[], object]) -> None:
         """Register `call` for when this rank takes over from a dead server, worker or lead."""

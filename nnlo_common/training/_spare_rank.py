@@ -417,6 +417,7 @@ class SpareRank(ServerRank):
         self._missing.discard(shard.index)
         self._pulls.pop(shard.index, None)
         departed = self._take_records(shard, state["server"])
+        self.script_state = state["script"]
         serving = {one.server for one in self._others.values()}
         self._server.other_servers = dict.fromkeys(serving | self._standing_by, 0)
         self._server.other_servers |= dict.fromkeys(departed - self._server.peers.keys(), math.inf)

@@ -405,6 +405,10 @@ class Checkpoint(RankCallback):
         """Exit, if the workers ended the epoch for that."""
         self._manager.leave_if_told()
 
+    def begin_to_serve(self) -> None:
+        """Count no batch of this epoch: a server has none."""
+        self._batch = self._before = 0
+
     def before_empty_epoch(self, epoch: int) -> None:
         """Pause together with the ranks that still train."""
         if epoch % self.every == 0:

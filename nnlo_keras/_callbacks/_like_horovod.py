@@ -123,7 +123,7 @@ class MetricAverage(RankCallback):
             return  # without servers, the metrics are the same on all ranks already
         self.end_exchanges(epoch, logs)
         values = numbers(logs) if self.trains else {}
-        weight = self.samples_in_epoch or self.distribute.batches_in_epoch
+        weight = (self.samples_in_epoch or self.distribute.batches_in_epoch) if self.trains else 0
         query = EpochMeanQuery(epoch=self._epochs, values=values, weight=weight)
         self._epochs += 1
         if logs is not None:
@@ -202,6 +202,10 @@ class WarmUp(RankCallback):
         super().after_start(distribute)
         if self.steps is not None and self._made is not None and self.team is not None:
             self._total = self.steps / self.team.share[1]
+
+    def begin_to_serve(self) -> None:
+        """Leave the rate to the workers that are left."""
+        self._warm = self._let_go = True
 
     @property
     def _made(self) -> float | None:

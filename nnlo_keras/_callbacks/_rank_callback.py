@@ -121,6 +121,9 @@ class RankCallback(keras.callbacks.Callback):
     def after_serving(self) -> None:
         """Act on a server after it has served an epoch."""
 
+    def begin_to_serve(self) -> None:
+        """Act on a worker that takes the place of a dead server, within any hook of `fit`."""
+
     def before_empty_epoch(self, epoch: int) -> None:
         """Act for an epoch after this rank has stopped early; other ranks may still train in it."""
 

@@ -160,6 +160,11 @@ class Report(RankCallback):
         if self.team is None:
             self._close()
 
+    def begin_to_serve(self) -> None:
+        """Begin the counts of this epoch anew: they are those of the server from now on."""
+        if self.distribute is not None:
+            self._served = self.distribute.report.samples
+
     def after_leaving(self) -> None:
         """Write the last line."""
         self._close()

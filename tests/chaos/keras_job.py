@@ -13,7 +13,7 @@ from mpi4py import MPI
 import nnlo_keras
 from tests.chaos import moments
 
-folder, algorithm, (servers, spares) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:5])
+folder, algorithm, (servers, spares, heir) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
 EPOCHS, SAMPLES = 3, 1200
 rank = MPI.COMM_WORLD.Get_rank()
 moments.prepare(folder, rank)  # before nnlo registers what it does at the end
@@ -71,7 +71,8 @@ count = Count()
 model = keras.Sequential([keras.Input((4,)), count, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
 plain = keras.optimizers.SGD(1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
 ranks = {"servers": servers, "spares": spares}
-model.compile(optimizer=getattr(nnlo_keras, algorithm)(plain, **ranks), loss="mse", jit_compile=False)
+optimizer = getattr(nnlo_keras, algorithm)(plain, heir=bool(heir), **ranks)
+model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
 data = nnlo_keras.H5Sequence(
     folder / "data.h5", features="x", labels="y", batch_size=10, assignment="dynamic", **ranks
 )

@@ -162,11 +162,11 @@ def strikes(
         frameworks: what the trainings are written with.
         ulfm: half of them are of trainings in which the launcher lets the others go on.
         spared: all of them are, and have a spare, every fifth one for two servers; no launcher is killed.
-        heir: all of them are of one server, whose place a worker takes, written with PyTorch.
+        heir: all of them are of one server, whose place a worker takes.
     """
     if heir:
         moments_of = [
-            replace(one, spares=0, heir=True) for one in strikes(seed, count, ["torch"], spared=True)
+            replace(one, spares=0, heir=True) for one in strikes(seed, count, frameworks, spared=True)
         ]
         return [one if one.servers == 1 else replace(one, servers=1, victim=0) for one in moments_of]
     draw, draw_spares, draw_servers = (random.Random(seed) for _ in range(3))

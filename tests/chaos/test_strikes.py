@@ -78,11 +78,17 @@ def test_a_spare_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path
 
 
 @needs_ulfm
-@pytest.mark.parametrize("algorithm", ["Downpour", "EASGD"])
-@pytest.mark.framework("torch")
-def test_a_worker_takes_the_place_of_a_dead_server(algorithm, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "algorithm"),
+    [
+        pytest.param("torch", "Downpour", marks=pytest.mark.framework("torch")),
+        pytest.param("torch", "EASGD", marks=pytest.mark.framework("torch")),
+        pytest.param("keras", "Downpour", marks=pytest.mark.framework("keras")),
+    ],
+)
+def test_a_worker_takes_the_place_of_a_dead_server(framework, algorithm, tmp_path):
     """It trains no more; the others train on each sample of each epoch that it has not used."""
-    strike = Strike("torch", algorithm, 1, 0, moment="part", turn=2, heir=True)
+    strike = Strike(framework, algorithm, 1, 0, moment="part", turn=2, heir=True)
     outcome = run(strike, tmp_path)
     assert judge(strike, outcome, tmp_path) == "finished"
     assert not outcome.late

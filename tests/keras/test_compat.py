@@ -109,6 +109,45 @@ def test_an_epoch_ends_when_it_is_told_to():
     assert len(counted) == 2, f"{CHANGED}: fit makes no use of _num_batches and _steps_seen"
 
 
+def test_an_epoch_goes_on_without_data_when_it_is_told_to():
+    """One batch more in this epoch, and one in each later epoch; then `fit` is as before."""
+    counted, trained = [], []
+
+    def no_step(*given):  # on JAX it is given the state, too, and returns it
+        trained.append(1)
+        return ({}, given[0]) if BACKEND == "jax" else {}
+
+    def serve(model):
+        counted.append(1)
+        if len(counted) == 2:
+            model.train_function = no_step
+            _compat.without_data(_compat.data_of_fit(), inside=True)
+
+    fitted(x=Ones(), epochs=3, batch_end=serve)
+    assert (len(counted), len(trained)) == (5, 3), f"{CHANGED}: fit makes no use of _epoch_iterator"
+
+
+def test_fit_is_validated_as_it_does_by_itself():
+    model, held = model_of_two(), (np.ones((5, 2), "f4"), np.zeros((5, 1), "f4"))
+    found = []
+
+    class Again(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(
+                (_compat.ending_epoch(), _compat.validated(model, _compat.callbacks_of_fit(), epoch))
+            )
+
+        def on_train_batch_end(self, batch, logs=None):
+            assert not _compat.ending_epoch()
+
+    x, y = np.ones((8, 2), "f4"), np.ones((8, 1), "f4")
+    options = {"validation_data": held, "validation_freq": 2, "epochs": 2, "verbose": 0}
+    history = model.fit(x, y, callbacks=[Again()], **options).history
+    assert found[0] == (True, {})
+    assert found[1] == (True, {"val_loss": history["val_loss"][0], "val_mae": history["val_mae"][0]})
+    assert not _compat.ending_epoch()
+
+
 def test_fit_begins_with_the_epoch_that_is_set():
     model = model_of_two()
     _, history = fitted(model, epochs=3, train_begin=lambda model: _compat.begin_with(model, 2))
@@ -253,6 +292,7 @@ class Bare:
         (_compat.spec_of, "_distributed_dataset"),
         (lambda bare: _compat.set_length(bare, 1), "_num_batches"),
         (_compat.end_epoch, "_steps_seen"),
+        (lambda bare: _compat.without_data(bare, inside=True), "_enumerate_iterator"),
         (_compat.first_epoch, "_initial_epoch"),
         (lambda bare: _compat.begin_with(bare, 1), "_initial_epoch"),
         (_compat.layers_of, "_flatten_layers"),

@@ -90,14 +90,47 @@ def test_all_workers_make_all_epochs_whenever_servers_die(name, data):
     assert all(server.finished for server in run.servers)
 
 
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_others_make_all_epochs_whoever_dies_where_a_worker_is_the_heir(name, data):
+    """Up to two of the server, its heir and the other workers die, each between any two messages."""
+    schedule = data.draw(st.sampled_from([Interleaved, RandomOrder]))(data.draw(st.integers(0, 99)))
+    victims = data.draw(st.lists(st.sampled_from(["server", "server", 1, 2, 3]), max_size=2))
+    times = sorted(data.draw(st.lists(st.integers(0, 60), min_size=4, max_size=4, unique=True)))
+    deaths = [ServerDeath(*times[2 * at : 2 * at + 2]) for at in range(victims.count("server"))]
+    losses = {rank: data.draw(st.integers(0, 25)) for rank in victims if rank != "server"}
+    try:
+        run = train(name, deaths=deaths, schedule=schedule, losses=losses, heir=True)
+    except PeerLostError as error:
+        assert "a server of the centre has died" in str(error)  # noqa: PT017 - else they go on
+        assert len(deaths) == 2 or (deaths and 1 in losses)
+        return
+    (server,) = run.servers
+    died = bool(deaths) and deaths[0].died <= run_length(run)
+    assert server.rank == (1 if died else 0)
+    assert server.finished
+    assert died <= (server.peers[1].standing.name == "LOST")
+    for worker in run.workers:
+        (client,) = worker.shard_clients
+        if server.peers[worker.rank].standing.name == "LOST":
+            assert worker.rank in losses or (died and worker.rank == 1)
+            continue
+        assert client.phase.name == "LEFT"
+        assert client.epochs == 2
+        assert client.rule.clock == 7
+        assert np.isfinite(worker.parameters.vector).all()
+
+
 def run_length(run):
     """The number of requests that all servers have handled."""
     return sum(map(len, run.trace.values()))
 
 
 @pytest.mark.parametrize("name", ["downpour", "push and fetch", "easgd"])
+@pytest.mark.parametrize("heir", [False, True])
 @pytest.mark.parametrize("died", [4, 6, 9])
-def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, monkeypatch):
+def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, heir, monkeypatch):
     """Bit for bit, by a rule of its own to which the contributions are given that the second server took."""
     algorithm, optimizers = ALGORITHMS[name]
     taken, copies = [], []
@@ -115,7 +148,7 @@ def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, mon
         self.before_taking = note
 
     monkeypatch.setattr(Server, "take_over", watched)
-    run = train(name, deaths=[ServerDeath(died - 3, died)])
+    run = train(name, deaths=[ServerDeath(died - 3, died)], heir=heir)
     (copied,) = copies
     assert taken
     optimizer = copy.deepcopy(optimizers.get("optimizer"))  # that of others steps parts of other sizes
@@ -182,6 +215,19 @@ def test_a_late_message_of_a_worker_that_left_is_not_waited_for():
     for died in range(total - 6, total + 1):
         run = train("downpour", deaths=[ServerDeath(3, died)])
         assert run.servers[0].finished
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(2, 3), (1, 1)])
+def test_an_heir_is_refused_where_it_cannot_serve(servers, workers):
+    start, options = [np.zeros(2, "f4")] * 2, {"workers": workers, "servers": servers}
+    with pytest.raises(ConfigurationError, match=f"heir=True with {servers} servers and {workers} workers"):
+        train_virtually(Downpour(), lambda x, rank: x, start, steps=1, heir=True, optimizer=SGD(1), **options)
+
+
+def test_without_a_death_an_heir_changes_no_bit():
+    plain, inherited = train("downpour"), train("downpour", heir=True)
+    assert plain.center.tobytes() == inherited.center.tobytes()
+    assert plain.trace == inherited.trace
 
 
 def test_a_shard_that_nobody_serves_is_named():

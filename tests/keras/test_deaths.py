@@ -1,0 +1,286 @@
+"""The server of a Keras training dies at any message: the first worker serves within its `fit`."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+
+import nnlo_keras as nk  # noqa: E402
+from nnlo_common import EASGD, PeerLostError  # noqa: E402
+from nnlo_common.algorithms._rule import Contribution  # noqa: E402
+from nnlo_common.protocol import Kind, Server  # noqa: E402
+from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
+from nnlo_common.training import _server_rank, _state_copies  # noqa: E402
+from nnlo_common.training.checkpoint import SavedCheckpoint  # noqa: E402
+from nnlo_keras._variable_layout import layout_of  # noqa: E402
+
+pytestmark = [
+    pytest.mark.framework("keras"),
+    pytest.mark.filterwarnings("ignore:no checkpoint could be written:RuntimeWarning"),
+    # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+WRAPPERS = [nk.AGN, nk.DiLoCo, nk.Downpour, nk.DynSGD, nk.EASGD, nk.GEM, nk.LocalSGD, nk.Synchronous]
+WRAPPERS += [nk.Steady]
+EPOCHS, SAMPLES, WORKERS, BATCH = 3, 24, 3, 2
+TIMEOUT_S = 180.0
+DRAW = np.random.default_rng(3)
+X = DRAW.standard_normal((SAMPLES, 4)).astype("f4")
+X[:, -1] = np.arange(SAMPLES)
+Y = X[:, :1] - X[:, 1:2]
+
+
+@pytest.fixture(autouse=True)
+def _copies_at_once(monkeypatch):
+    """Copy as often as the server looks, and let it look between any two messages."""
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+    # Let optimizers that `fit` builds early know that there are several ranks, as under a launcher.
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+
+class Count(keras.layers.Layer):
+    """Counts how often it was trained with each sample, whose number is the last feature."""
+
+    def build(self, shape):
+        self.times = self.add_weight(shape=(SAMPLES,), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            numbers = keras.ops.cast(inputs[:, -1], "int32")
+            self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
+        return inputs[:, :-1]
+
+
+class End(NamedTuple):
+    """What a rank has at the end."""
+
+    role: str
+    epochs: list[int]
+    history: dict[str, list[float]]
+    weights: list[Any]
+    times: Any
+    rate: float
+    lost: tuple[str, ...]
+
+
+def train(world, wrapper, *, callbacks=(), assignment="static", epochs=EPOCHS, plain=False, **ranks):
+    """Train a small model on a rank."""
+    keras.utils.set_random_seed(1)
+    count, layers = Count(), keras.layers
+    middle = [] if plain else [layers.Dense(3, activation="tanh"), layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((4,)), count, *middle, layers.Dense(1)])
+    inner = keras.optimizers.SGD(0.01, momentum=0.9 if wrapper is nk.GEM else 0.0)
+    model.compile(optimizer=wrapper(inner, **ranks), loss="mse", jit_compile=False)
+    roles = {name: value for name, value in ranks.items() if name == "spares"}
+    options = {"features": "x", "labels": "y", "batch_size": BATCH, "assignment": assignment}
+    data = nk.Batches({"x": X, "y": Y}, world=world, **options, **roles)
+    distribute = nk.Distribute(world=world)
+    fitted = model.fit(
+        data,
+        epochs=epochs,
+        verbose=0,
+        validation_data=(X[:8], Y[:8]),
+        callbacks=[distribute, *callbacks],
+    )
+    return End(
+        distribute.role,
+        fitted.epoch,
+        {name: [float(one) for one in values] for name, values in fitted.history.items()},
+        [np.array(keras.ops.convert_to_numpy(one)) for one in model.trainable_variables],
+        np.array(keras.ops.convert_to_numpy(count.times)),
+        float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)),
+        distribute.report.lost,
+    )
+
+
+def on_ranks(program, faults=(), size=1 + WORKERS):
+    """What a program returns on each rank, and how often each rank has come to each point."""
+    with MemoryCluster(size) as cluster:
+        for fault in faults:
+            cluster.fail(*fault, may_miss=True)
+        return cluster.run(program, TIMEOUT_S), dict(cluster.points._reached)
+
+
+def check_history(end):
+    """All epochs are there, and every number is one."""
+    assert end.epochs == list(range(len(end.epochs)))
+    assert len(end.history["loss"]) == len(end.epochs)
+    assert all(np.isfinite(values).all() for values in end.history.values())
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "seed", [*range(18), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(18, 300))]
+)
+def test_whenever_the_server_dies_the_first_worker_serves_within_its_fit(seed, tmp_path_factory):
+    """At each message: within a batch, a lease, the end of an epoch, a pause, a save, or at the end."""
+    draw = random.Random(seed)
+    wrapper = WRAPPERS[seed % len(WRAPPERS)]
+    assignment, minutes = draw.choice(["static", "dynamic"]), draw.choice([0, 0.02 / 60])
+    means = draw.random() < 0.5
+
+    def run(folder, *faults):
+        def program(world):
+            callbacks = [nk.Checkpoint(folder, minutes=minutes), *([nk.MetricAverage()] if means else [])]
+            return train(world, wrapper, callbacks=callbacks, assignment=assignment, heir=True)
+
+        return on_ranks(program, faults)
+
+    _, reached = run(tmp_path_factory.mktemp("unharmed"))
+    points = {name: count for (rank, name), count in reached.items() if rank == 0 and name != "gather"}
+    point = draw.choice(sorted(points))
+    fault, folder = (0, point, draw.randint(1, points[point])), tmp_path_factory.mktemp("run")
+    try:
+        ends, _ = run(folder, fault)
+    except PeerLostError as error:
+        assert "before the first worker had a copy" in str(error), fault  # noqa: PT017 - else it goes on
+    else:
+        dead = [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)]
+        assert dead in ([0], []), fault
+        for end in ends[1:]:
+            check_history(end)
+            for one, other in zip(end.weights, ends[1].weights, strict=True):
+                np.testing.assert_array_equal(one, other, err_msg=f"{fault}")
+        leased = assignment == "dynamic" and wrapper in (nk.Downpour, nk.DynSGD, nk.EASGD)
+        if leased:  # else the share of the heir is missing from then on, or the rest of its last lease
+            assert (sum(end.times for end in ends[1:]) >= EPOCHS).all(), fault
+    for path in folder.glob("checkpoint-??????"):
+        SavedCheckpoint.open(path, int(path.name[-6:])).verify()
+    again, _ = run(folder)
+    for end in again:
+        check_history(end)
+
+
+STEPS = WORKERS * (SAMPLES // WORKERS // BATCH)  # exchanges in an epoch
+
+
+@pytest.mark.parametrize(
+    ("point", "occurrence"),
+    [
+        ("receive EXCHANGE", 2 * STEPS + 5),  # within the third epoch
+        ("receive EXCHANGE", 2 * STEPS + 1),  # in its first batch
+        ("receive EPOCH", 2 * WORKERS + 2),  # in its end
+        ("receive EPOCH", 3 * WORKERS),
+    ],
+)
+def test_callbacks_of_the_centre_go_on_where_those_of_the_dead_server_were(point, occurrence, tmp_path):
+    def program(world):
+        logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+        callbacks = [
+            keras.callbacks.ReduceLROnPlateau("val_loss", patience=2, min_delta=1e9, factor=0.5),
+            keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=1e9),
+            logger,
+            keras.callbacks.ModelCheckpoint(
+                tmp_path / f"{world.rank}-{{epoch}}.weights.h5", save_weights_only=True
+            ),
+        ]
+        try:
+            return train(world, nk.Synchronous, callbacks=callbacks, epochs=9, heir=True)
+        finally:  # that of the dead server is still open
+            if (file := getattr(logger, "csv_file", None)) is not None:
+                file.close()
+
+    (dead, *ends), _ = on_ranks(program, [(0, point, occurrence)])
+    assert isinstance(dead, InjectedFault)
+    assert [end.role for end in ends] == ["server 0", "worker 1", "worker 2"]
+    for end in ends:
+        check_history(end)
+        assert len(end.epochs) in (5, 6)  # a worker hears of the end in its next epoch
+        assert end.rate <= 0.00501, end  # halved after the third epoch
+    first = ends[0]
+    assert len(first.epochs) == 5  # the best epoch is the first, as for the dead server
+    assert first.rate == pytest.approx(0.0025)  # halved after epochs 3 and 5
+    assert {len(values) for values in first.history.values()} == {5}
+    with (tmp_path / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == list(range(5))
+    np.testing.assert_allclose([float(row["val_loss"]) for row in rows], first.history["val_loss"])
+    saved = sorted(path.name.partition(".")[0] for path in tmp_path.glob("*.weights.h5"))
+    assert saved == ["0-1", "0-2", "1-3", "1-4", "1-5"]
+
+
+def test_the_metrics_and_the_validation_of_an_heir_are_those_of_a_server():
+    """Each epoch has the mean of the workers that are left, and one validation."""
+    validated = []
+
+    class Note(keras.callbacks.Callback):
+        def on_test_end(self, logs=None):
+            validated.append(threading.get_ident())
+
+    def program(world):
+        return train(world, nk.Synchronous, callbacks=[Note()], heir=True)
+
+    (_, first, *others), _ = on_ranks(program, [(0, "receive EPOCH", 2)])
+    assert first.role == "server 0"
+    assert len(first.history["val_loss"]) == len(validated) == EPOCHS
+    for epoch in (1, 2):
+        mean = np.mean([end.history["loss"][epoch] for end in others])
+        assert first.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
+    assert all("val_loss" not in end.history for end in others)
+
+
+def replayed(center, taken):
+    """The weights after these gradients, by Keras' own optimizer."""
+    variables = [keras.Variable(np.zeros(shape, "f4")) for shape in ((3, 1), (1,))]
+    segments = layout_of(variables).segments
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(variables)
+    for variable, one in zip(variables, segments, strict=True):
+        variable.assign(center[one.place].reshape(one.shape))
+    for gradient in taken:
+        parts = [gradient.vector[one.place].reshape(one.shape) for one in segments]
+        optimizer.apply([keras.ops.convert_to_tensor(part) for part in parts], variables)
+    return [np.array(keras.ops.convert_to_numpy(one)) for one in variables]
+
+
+@pytest.mark.parametrize("ranks", [{"heir": True}, {"spares": 1}], ids=["heir", "spare"])
+@pytest.mark.parametrize("wrapper", [nk.Downpour, nk.EASGD])
+def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(wrapper, ranks, monkeypatch, tmp_path):
+    """Bit for bit; also where a backup of earlier weights could be loaded."""
+    taken, copies = [], []
+    take_over = Server.take_over
+
+    def watched(self, state, left=()):
+        take_over(self, state, left)
+        copies.append((state["server"]["rule"], self))
+
+        def note(message):
+            if message.kind in (Kind.EXCHANGE, Kind.PUSH):
+                late = self.rule.clock - message.pulled_at
+                taken.append(Contribution(message.sender, message.vector.copy(), late, message.share))
+
+        self.before_taking = note
+
+    monkeypatch.setattr(Server, "take_over", watched)
+
+    def program(world):
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        return train(world, wrapper, callbacks=[backup], plain=True, epochs=40, **ranks)
+
+    size = 1 + WORKERS + ranks.get("spares", 0)
+    (dead, *ends), _ = on_ranks(program, [(0, "receive EXCHANGE", 2 * STEPS + 5)], size)
+    assert isinstance(dead, InjectedFault)
+    ((copied, server),) = copies
+    assert taken
+    assert server.rule.clock == copied["clock"] + len(taken)
+    center = np.array(copied["center"])
+    if wrapper is nk.EASGD:
+        rule = EASGD().center(center, WORKERS, None)
+        rule.load(copied)
+        for one in taken:
+            rule.commit([one])
+        center, taken = rule.center, []
+    for want, found in zip(replayed(center, taken), ends[0].weights, strict=True):
+        assert want.tobytes() == found.tobytes()
