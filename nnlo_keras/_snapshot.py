@@ -208,7 +208,7 @@ class Decisions:
     def missed(self, told: Mapping[str, Any]) -> dict[int, dict[str, float]]:
         """Return this rank's own metrics of the epochs that another's `told` does not know."""
         history, known = self._history, told.get("epochs", ())
-        if not hasattr(history, "epoch"):  # there is none, or it has not begun
+        if history is None or not hasattr(history, "epoch"):  # it has not begun
             return {}
         return {
             epoch: {name: values[place] for name, values in history.history.items() if place < len(values)}

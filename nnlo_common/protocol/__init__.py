@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from nnlo_common.protocol._averages import Averages, Moves, Moving
 from nnlo_common.protocol._events import Action, Compute, Event, Lost, Received, Release, Send, Story, Wait
+from nnlo_common.protocol._lease_queries import Leasing, LedgerClient
 from nnlo_common.protocol._messages import ONE_WAY, REPLIES, Kind, Message, decode, encode
 from nnlo_common.protocol._queries import (
     Answers,
     Broadcasts,
     EpochMeans,
     Handlers,
-    Leasing,
-    LedgerClient,
     Means,
     Notes,
     PausesBetween,

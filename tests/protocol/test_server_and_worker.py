@@ -135,7 +135,7 @@ def test_the_header_is_what_it_has_always_been() -> None:
         (lambda frame: frame.header.__setitem__(4, 2), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(4, 0), "expected b'nnlo', version 1"),
         (lambda frame: frame.header.__setitem__(5, 0), "starts with"),
-        (lambda frame: frame.header.__setitem__(5, 20), "starts with"),
+        (lambda frame: frame.header.__setitem__(5, max(Kind) + 1), "starts with"),
         (lambda frame: 64 + 4 * 2, "PUSH from rank 3 announces 3 numbers, but 72 bytes"),
         (lambda frame: 64, "announces 3 numbers, but 64 bytes"),
         (lambda frame: 64 + 4 * 4, "announces 3 numbers, but 80 bytes"),
