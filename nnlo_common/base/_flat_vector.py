@@ -43,6 +43,7 @@ __all__ = [
     "laid_out",
     "looks_finite",
     "telling_places",
+    "without_absent",
     "zeroed",
 ]
 
@@ -395,6 +396,45 @@ Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 #: Mark behind the gradient of a parameter that has one. It is added and scaled along with the gradient and
 #: stays above 0; its square is 0 in float32, so no norm sees it.
 PRESENT = np.float32(2.0**-100)
+
+
+@contextlib.contextmanager
+def without_absent(
+    memories: Sequence[Vector], marks: npt.NDArray[np.int64], vector: Vector
+) -> Iterator[None]:
+    """Within a `with` block, take what waits for arrays without a gradient out of some memories.
+
+    Optimizers skip such arrays, so what is sent for them would be lost. Where no array has a gradient, the
+    vector is something else, and nothing is taken out.
+
+    Args:
+        memories: each as long as the vector.
+        marks: the places of the marks of all arrays in it, in order.
+        vector: the gradient.
+
+    Example:
+        >>> gradient, waiting = np.float32([0, 0, 5, PRESENT]), np.float32([7, 0, 8, 0])
+        >>> with without_absent([waiting], np.array([1, 3]), gradient):
+        ...     print(waiting)
+        [0. 0. 8. 0.]
+        >>> waiting
+        array([7., 0., 8., 0.], dtype=float32)
+    """
+    there = vector[marks] > 0
+    if there.all() or not there.any():
+        yield
+        return
+    starts = [0, *(marks[:-1] + 1).tolist()]
+    found = zip(starts, marks.tolist(), there.tolist(), strict=True)
+    places = [slice(start, mark + 1) for start, mark, is_there in found if not is_there]
+    waiting = [memory[place] for memory in memories for place in places]
+    kept = [one.copy() for one in waiting]
+    for one in waiting:
+        one[:] = 0
+    yield
+    for one, before in zip(waiting, kept, strict=True):
+        np.add(one, before, out=one)
+
 
 ALIGNMENT = 64
 HEADER_BYTES = 64

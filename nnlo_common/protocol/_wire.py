@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks
+from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks, without_absent
 from nnlo_common.base._state_tree import State, Stateful, require
 
 __all__ = ["PLAIN", "Wire", "WireEnd", "from_bfloat16", "to_bfloat16"]
@@ -301,6 +301,8 @@ class _Stream(Stateful):
     """
 
     saved: ClassVar[tuple[str, ...]] = ("reference", "residual", "sent")
+    #: What waits on the side that sends.
+    waiting: ClassVar[tuple[str, ...]] = ("residual",)
 
     def __init__(
         self,
@@ -337,7 +339,8 @@ class _Stream(Stateful):
         raw[_HEAD : self._start] = 0
         bits = np.packbits(value[self._marks] > 0)
         raw[_HEAD : _HEAD + bits.size] = bits
-        with _quietly():
+        waiting: list[Vector] = [getattr(self, name) for name in self.waiting] if self.residual.size else []
+        with _quietly(), without_absent(waiting, self._marks, value):
             used = self._start + self._pack(value, raw[self._start :])
         stop = -(-used // 4)
         raw[used : 4 * stop] = 0
@@ -418,6 +421,7 @@ class _MomentumStream(_Stream):
     """
 
     saved = (*_Stream.saved, "velocity")
+    waiting = (*_Stream.waiting, "velocity")
 
     def __init__(self, momentum: float, size: int, *, nesterov: bool, **options: Any) -> None:
         super().__init__(_TOPK, size, None, **options)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Layout, Vector
+from nnlo_common.base._flat_vector import Layout, Vector, without_absent
 from nnlo_common.cluster.transport._endpoint import Group
 from nnlo_common.cluster.transport._shared_memory import shared_memory
 from nnlo_common.protocol._wire import from_bfloat16, to_bfloat16
@@ -185,7 +185,9 @@ class BFloat16Reducer(Reducer):
         if len(self._group.ranks) == 1:
             return
         residual = self._residual[at : at + part.size]
-        with np.errstate(invalid="ignore", over="ignore"):  # a step that is not finite is told by others
+        first, end = np.searchsorted(self._marks, [at, at + part.size])
+        waits = without_absent([residual], self._marks[first:end] - at, part)
+        with waits, np.errstate(invalid="ignore", over="ignore"):  # others tell of a step that is not finite
             for start in range(0, part.size, _LONG_PIECE):
                 stop = start + _LONG_PIECE
                 self._add_up(part[start:stop], residual[start:stop])

@@ -377,6 +377,33 @@ def test_a_mark_arrives_whatever_is_rounded(wire: str) -> None:
         assert (got[marks] <= 4 * PRESENT).all()
 
 
+@pytest.mark.parametrize(("wire", "momentum"), [*((wire, 0.0) for wire in WIRES), ("topk", 0.9)])
+def test_what_waits_for_an_array_without_a_gradient_is_kept(wire: str, momentum: float) -> None:
+    """Optimizers skip such an array: PyTorch's leave its momentum, too, as it is."""
+    layout = laid_out([("a", (150,), "f4", 1), ("b", (70,), "f4", 2), ("c", (90,), "f4", 3)], padded=True)
+    ends = Wire(Downpour(wire=wire, topk_momentum=momentum), layout, slice(0, layout.size))
+    worker, server, there = ends.end(serves=False), ends.end(serves=True), Frame(layout.size)
+    draw = np.random.default_rng(3)
+    applied, sent, velocity = np.zeros((3, layout.size))
+    for step in range(60):
+        vector = np.zeros(layout.size, np.float32)
+        for index, (one, mark) in enumerate(zip(layout.segments, layout.marks(), strict=True)):
+            if (step + index) % 3:
+                vector[one.place], vector[mark] = draw.standard_normal(one.size), PRESENT
+                velocity[one.place] = momentum * velocity[one.place] + vector[one.place]
+                sent[one.place] += velocity[one.place]
+        got = server.unpack_in_place(worker.pack(vector, there.vector), there)
+        for one, mark in zip(layout.segments, layout.marks(), strict=True):
+            if got[mark] > 0:
+                applied[one.place] += got[one.place]
+            else:
+                assert not got[one.place].any()
+    assert np.abs(sent).max() > 5
+    for one in layout.segments:
+        arrived = applied[one.place] + worker.up.residual[one.place]
+        np.testing.assert_allclose(arrived, sent[one.place], atol=2e-4)
+
+
 def test_a_vector_without_padding_has_no_marks() -> None:
     layout = FlatVector.of([np.zeros(100, "f4"), np.zeros(30, "f4")]).layout
     assert Wire(Downpour(wire="int8"), layout, slice(0, 130)).marks.size == 0

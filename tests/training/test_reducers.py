@@ -249,6 +249,26 @@ def test_in_16_bits_nothing_is_lost_but_the_last_residuals(size):
     assert np.abs(left).max() > 0
 
 
+def test_in_16_bits_what_waits_for_an_array_without_a_gradient_is_kept():
+    layout = laid_out([("a", (10,), "f4", 1), ("b", (20,), "f4", 2)], padded=True)
+    marks = layout.marks()
+
+    def gradient(rank, step):
+        vector = np.zeros(layout.size, "f4")
+        for index, one in enumerate(layout.segments):
+            if (index, step) != (0, 2):
+                vector[one.place] = np.random.default_rng([rank, step, index]).standard_normal(one.size)
+                vector[marks[index]] = PRESENT
+        return vector
+
+    before, after = (in_16_bits(3, steps, gradient=gradient, layout=layout) for steps in (2, 3))
+    for (_, residual), (found, later) in zip(before, after, strict=True):
+        skipped = layout.segments[0].place
+        assert residual[skipped].any()
+        assert np.array_equal(later[skipped], residual[skipped])
+        assert not found[2][skipped].any()
+
+
 def test_a_step_that_is_not_finite_leaves_nothing_behind():
     def gradient(rank, step):
         vector = np.ones(LENGTH, "f4")
