@@ -404,8 +404,7 @@ def without_absent(
 ) -> Iterator[None]:
     """Within a `with` block, take what waits for arrays without a gradient out of some memories.
 
-    Optimizers skip such arrays, so what is sent for them would be lost. Where no array has a gradient, the
-    vector is something else, and nothing is taken out.
+    Optimizers skip such arrays, so what is sent for them would be lost.
 
     Args:
         memories: each as long as the vector.
@@ -421,7 +420,7 @@ def without_absent(
         array([7., 0., 8., 0.], dtype=float32)
     """
     there = vector[marks] > 0
-    if there.all() or not there.any():
+    if there.all() or not memories:
         yield
         return
     starts = [0, *(marks[:-1] + 1).tolist()]

@@ -337,9 +337,12 @@ class _Stream(Stateful):
         raw = room.view(np.uint8)
         raw[:_HEAD].view(np.uint32)[:] = self._way.code, self._size
         raw[_HEAD : self._start] = 0
-        bits = np.packbits(value[self._marks] > 0)
+        there = value[self._marks] > 0
+        bits = np.packbits(there)
         raw[_HEAD : _HEAD + bits.size] = bits
-        waiting: list[Vector] = [getattr(self, name) for name in self.waiting] if self.residual.size else []
+        waiting: list[Vector] = []
+        if self.residual.size and there.any():  # else it is no gradient
+            waiting = [getattr(self, name) for name in self.waiting]
         with _quietly(), without_absent(waiting, self._marks, value):
             used = self._start + self._pack(value, raw[self._start :])
         stop = -(-used // 4)
