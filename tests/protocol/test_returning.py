@@ -13,10 +13,10 @@ from nnlo_common import ProtocolError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.data import Leases
 from nnlo_common.protocol import Averages, Message, Received, Release, Send
+from nnlo_common.protocol._lease_queries import Leasing
 from nnlo_common.protocol._queries import (
     Broadcasts,
     EpochMeans,
-    Leasing,
     Means,
     Notes,
     QueryClient,

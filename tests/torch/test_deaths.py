@@ -203,8 +203,8 @@ def test_whenever_a_worker_dies_a_spare_takes_its_share_and_its_part_of_checkpoi
     ends, _ = run(job, folder, fault)
     assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] in ([victim], []), fault
     trained = [epoch for epoch, taken in ends[spare].items() if taken]
-    if isinstance(ends[victim], InjectedFault):
-        assert trained, fault
+    if isinstance(ends[victim], InjectedFault) and job.assignment == "static":
+        assert trained, fault  # else the others may have been faster to lease all
     living = [end for rank, end in enumerate(ends) if not isinstance(end, InjectedFault)]
     counted = job.wrapper is not nt.Steady  # it counts progress, not samples
     for epoch in trained if counted else ():

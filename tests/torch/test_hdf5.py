@@ -75,13 +75,13 @@ def test_any_sample_may_be_asked_for(files):
 
 def test_what_lies_in_a_row_is_read_at_once(files, monkeypatch):
     data, slices = nt.H5Dataset(files, features="x"), []
-    read = _hdf5._read_into
+    read = _hdf5._ByLibrary.read
 
-    def watched(dataset, first, last, out):
+    def watched(rows, first, last, out):
         slices.append((first, last))
-        read(dataset, first, last, out)
+        read(rows, first, last, out)
 
-    monkeypatch.setattr(_hdf5, "_read_into", watched)
+    monkeypatch.setattr(_hdf5._ByLibrary, "read", watched)
     data.__getitems__([5, 3, 4, 12, 10, 11, 20])
     assert slices == [(3, 6), (1, 4), (11, 12)]
 
@@ -125,11 +125,11 @@ def test_a_sampler_deals_its_samples_out(files, assignment):
 def test_leases_of_samples_that_are_not_shuffled_are_read_in_a_row(files, monkeypatch):
     """A lease is a range of the order, which is that of the files here."""
     slices = []
-    read = _hdf5._read_into
+    read = _hdf5._ByLibrary.read
 
-    def watched(dataset, first, last, out):
-        slices.append((dataset.file.filename[-4], first, last))
-        read(dataset, first, last, out)
+    def watched(rows, first, last, out):
+        slices.append((rows._dataset.file.filename[-4], first, last))
+        read(rows, first, last, out)
 
     def program(world):
         optimizer, data = optimizer_of(world), nt.H5Dataset(files, features="x")
@@ -138,7 +138,7 @@ def test_leases_of_samples_that_are_not_shuffled_are_read_in_a_row(files, monkey
             pass
         optimizer.close()
 
-    monkeypatch.setattr(_hdf5, "_read_into", watched)
+    monkeypatch.setattr(_hdf5._ByLibrary, "read", watched)
     on_ranks(2, program)
     first, second = [("a", 0, 4), ("a", 4, 8), ("a", 8, 9)], [("b", 0, 3), ("b", 3, 7), ("b", 7, 11)]
     assert slices == [*first, *second, ("b", 11, 14)]
