@@ -1,12 +1,11 @@
 """Warm starts: programs of tests begin with their framework already imported.
 
 Importing a framework is most of the life of a test's rank: three seconds of CPU for PyTorch or Keras, four
-with TensorFlow, half a second for nnlo. A
-nursery imports them once for each process of the tests, and forks for each program, plain or a rank under
-mpiexec. What the launcher starts is `stand_in.py`: it passes its streams, its environment and signals to the
-fork, and ends as that does. The frameworks are imported, not used, so that a program begins without threads
-or state of theirs; and without nnlo where it does not name it. `make test` starts programs warm;
-`make test-all` starts them cold, as users do.
+with TensorFlow, half a second for nnlo. A nursery imports them once for each process of the tests, and forks
+for each program, plain or a rank under mpiexec. What the launcher starts is `stand_in.py`: it passes its
+streams, its environment and signals to the fork, and ends as that does. The frameworks are imported, not
+used, so that a program begins without threads or state of theirs; and without nnlo where it does not name it.
+`make test` starts programs warm; `make test-all` starts them cold, as users do.
 """
 
 from __future__ import annotations

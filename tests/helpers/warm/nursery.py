@@ -122,6 +122,7 @@ def become(request, streams):
     """Give this process the streams, folder, environment and search path of the stand-in."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     targets = [0, 1, 2, *map(int, filter(None, [request["environment"].get("PMI_FD")]))]
     aside = [fcntl.fcntl(stream, fcntl.F_DUPFD, _ASIDE) for stream in streams]
     for stream in streams:
