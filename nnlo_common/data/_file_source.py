@@ -360,20 +360,14 @@ class FileSource:
             return None
         if any(plan.beside is not None or plan.raw is not None for plan in self._plans):
             return None
-        found: list[Array] = []
         with self._open.lock():
-            look = getattr(self._open.get(self._paths[0]), "whole", None)
-            for plan, field in zip(self._plans, self.fields, strict=True):
-                try:
-                    array: Array | None = None if look is None else look(plan.name)
-                except Exception:  # `read` reports it
-                    return None
-                if array is None or (array.dtype, array.shape[1:]) != (field.dtype, field.shape):
-                    return None
-                if not (array.flags.c_contiguous and array.flags.aligned):
-                    return None
-                found.append(array)
-        return found
+            try:
+                look = getattr(self._open.get(self._paths[0]), "whole", None)
+                found = None if look is None else [look(plan.name) for plan in self._plans]
+            except Exception:  # `read` waits for a file system that fails for a while, and reports it
+                return None
+        alike = found and all(map(_is_as_read, found, self.fields))
+        return found if alike else None
 
     def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in some samples; None: the files do not say."""
@@ -754,6 +748,13 @@ def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | N
         raise ConfigurationError(
             f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
         )
+
+
+def _is_as_read(array: Array | None, field: Field) -> bool:
+    """Whether an array is what reading would make of it."""
+    if array is None or (array.dtype, array.shape[1:]) != (field.dtype, field.shape):
+        return False
+    return array.flags.c_contiguous and array.flags.aligned
 
 
 def _read_pages(arrays: Sequence[Array], start: int, stop: int) -> None:

@@ -379,14 +379,7 @@ class SpareRank(ServerRank):
             self._early.append(event)
 
     def _acknowledge(self, event: Received) -> None:
-        message = event.message
-        if message.last_copy:
-            self._endpoint.release(message.sender, event.frame)
-            return
-        reply = Message(
-            Kind.ACK, self._server.rank, message.sequence, 0, message.pulled_at, shard=message.shard
-        )
-        self._endpoint.send(message.sender, reply, event.frame)
+        perform(self._endpoint, [_answer_to_copy(event, self._server.rank)])
 
     def _without(self, rank: int) -> None:
         """Go on without a dead server or spare: the next rank serves each shard that was its, or this one."""
@@ -558,6 +551,15 @@ class SpareRank(ServerRank):
         return message.kind is Kind.LEAVE and peer is not None and peer.standing is Standing.EXPECTED
 
 
+def _answer_to_copy(event: Received, rank: int) -> Action:
+    """Return what this rank does with a piece of a copy that it has taken, or does not need."""
+    message = event.message
+    if message.last_copy:
+        return Release(message.sender, event.frame)
+    reply = Message(Kind.ACK, rank, message.sequence, 0, message.pulled_at, shard=message.shard)
+    return Send(message.sender, reply, event.frame)
+
+
 class PlacedRank(WorkerRank):
     """Trains in the place of a dead worker; it was a spare.
 
@@ -589,11 +591,9 @@ class PlacedRank(WorkerRank):
 
     def _deliver(self, event: Received) -> list[Action]:
         message = event.message
-        if message.kind is Kind.COPY and not message.last_copy:
-            rank, at = self._worker.rank, message.pulled_at
-            reply = Message(Kind.ACK, rank, message.sequence, 0, at, shard=message.shard)
-            return [Send(message.sender, reply, event.frame)]
-        if message.kind in (Kind.COPY, Kind.LEAVE, Kind.PLACE):
+        if message.kind is Kind.COPY:
+            return [_answer_to_copy(event, self._worker.rank)]
+        if message.kind in (Kind.LEAVE, Kind.PLACE):
             return [Release(message.sender, event.frame)]
         if message.kind not in REPLIES:  # from ranks that have heard first that nobody can serve any more
             return []
@@ -721,11 +721,7 @@ class HeirRank(WorkerRank):
         message = event.message
         if message.kind is Kind.COPY:
             self._known.copies.take(message)
-            if message.last_copy:
-                return [Release(message.sender, event.frame)]
-            rank, at = self._worker.rank, message.pulled_at
-            reply = Message(Kind.ACK, rank, message.sequence, 0, at, shard=message.shard)
-            return [Send(message.sender, reply, event.frame)]
+            return [_answer_to_copy(event, self._worker.rank)]
         if message.sender not in self._others:
             return super()._deliver(event)
         if message.kind is Kind.LEAVE:
