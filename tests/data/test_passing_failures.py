@@ -103,6 +103,24 @@ def test_a_file_that_cannot_be_opened_meanwhile_is_opened_later(path, monkeypatc
     assert failing.waits == [1.0, 2.0, 4.0]
 
 
+def test_where_the_arrays_of_a_file_are_looked_for_it_may_not_open_for_a_while(path, monkeypatch):
+    made, left = NPY.open, []
+
+    def opened(this, one, locking):
+        if left:
+            raise left.pop()
+        return made(this, one, locking)
+
+    monkeypatch.setattr(NPY, "open", opened)
+    source = FileSource(path, features="array", cache="none")
+    left.append(OSError(errno.EIO, "Input/output error"))
+    assert source.resident([(0, ROWS)]) is None  # so it is read, by what waits
+    assert not left
+    arrays, rows = source.resident([(3, 5)])
+    assert arrays[0][rows].tolist() == [[6, 7], [8, 9]]
+    source.close()
+
+
 @pytest.mark.parametrize(
     "error", [OSError("inflate() failed"), ValueError("damaged"), OSError(errno.ENOSPC, "full")]
 )
