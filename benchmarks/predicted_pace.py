@@ -27,8 +27,9 @@ from accuracy_all import mpiexec
 from overhead import BATCH
 
 import nnlo_torch as nt
+from nnlo_common import SGD
 from nnlo_common.base._cores import usable_cores
-from nnlo_common.simulation import Ranks, simulate
+from nnlo_common.simulation import Advice, Ranks, rehearse, simulate
 
 WIDTHS = {"90k": (784, 100, 100, 10), "1.8M": (784, 1000, 1000, 10)}
 #: Wrapper, options, servers.
@@ -64,11 +65,13 @@ def predict(chosen: argparse.Namespace) -> None:
     model, optimizer = network(chosen.size)
     loader = torch.utils.data.DataLoader(data(50 * BATCH), batch_size=BATCH)
     advice = nt.advise(model, torch.nn.functional.cross_entropy, loader, optimizer, seconds=chosen.seconds)
-    costs = replace(advice.costs, cores=usable_cores(), read=None)
     found = {}
     for name, (wrapper, options, servers) in LAYOUTS.items():
         rule = getattr(__import__("nnlo_common"), wrapper)(**options)
         ranks = Ranks.of(rule, chosen.workers + servers, servers=servers)
+        times = rehearse(rule, advice.facts.parameters, optimizer=SGD(0.1, momentum=0.9))
+        tried = Advice(replace(advice.facts, exchanges={rule: times}))
+        costs = replace(tried.costs_of(rule), cores=usable_cores(), read=None)
         found[name] = simulate(ranks, costs).batches_per_s
     print(json.dumps(found), flush=True)
 

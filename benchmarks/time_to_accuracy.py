@@ -32,17 +32,18 @@ HERE = Path(__file__).resolve()
 ATTEMPTS = {
     "one process": [("plain", 1.0, False)],
     "Steady, 1 server, 2 workers": [("steady", 1.0, False)],
+    "Steady, 2 ranks without a server": [("together", 1.0, False)],
     "DDP over gloo, 2 ranks": [("ddp", 1.0, False), ("ddp", 2.0, False), ("ddp", 2.0, True)],
     "Horovod, 2 ranks": [("horovod", 1.0, False), ("horovod", 2.0, False), ("horovod", 2.0, True)],
 }
 _REPORTER = 0  # the peers leave it to the script which rank reports
-RANKS = {"plain": 1, "steady": 3, "ddp": 2, "horovod": 2}
+RANKS = {"plain": 1, "steady": 3, "together": 2, "ddp": 2, "horovod": 2}
 
 
 def parallel(kind, model, optimizer):
     """Return the model and the optimizer to train with, this rank's number and those that train."""
-    if kind == "steady":
-        optimizer = nt.Steady(optimizer)
+    if kind in ("steady", "together"):
+        optimizer = nt.Steady(optimizer, servers=0 if kind == "together" else 1)
         return model, optimizer, optimizer.share
     if kind == "ddp":
         rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
@@ -95,10 +96,10 @@ def train(chosen):
             steps += 1
         cosine.step()
     seconds = time.perf_counter() - began
-    if kind == "steady":
+    if kind in ("steady", "together"):
         with optimizer.evaluation():  # waits for the last worker
             seconds = time.perf_counter() - began
-            tell(seconds, model, rows, here=optimizer.serves)
+            tell(seconds, model, rows, here=optimizer.serves or optimizer.role == "lead")
         optimizer.close()
     else:
         tell(seconds, model, rows, here=rank == _REPORTER)

@@ -152,6 +152,10 @@ class KerasProbed:
             variable.assign(value)
         return -np.concatenate(parts).astype(np.float32)
 
+    def again(self) -> bool:
+        """Do nothing: Keras' compiled step is one with the optimizer's."""
+        return False
+
     def begin_memory(self) -> None:
         """Forget the peak before."""
         self._memory.begin()

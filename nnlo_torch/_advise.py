@@ -162,6 +162,13 @@ class TorchProbed:
         self.optimizer.zero_grad()
         return np.asarray(torch.cat(parts).numpy(), np.float32)
 
+    def again(self) -> bool:
+        """Let the optimizer step with the last gradient again."""
+        self.optimizer.step()
+        if self.on_gpu:
+            torch.cuda.synchronize(self._device)
+        return True
+
     def begin_memory(self) -> None:
         """Forget the peak before."""
         if self.on_gpu:

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._easgd import EASGD
 from nnlo_common.algorithms._gain import worth_having
 from nnlo_common.algorithms._noise_scale import NoiseEstimate
 from nnlo_common.algorithms._steady import Steady
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.simulation._probe import ProbeFacts
+from nnlo_common.simulation._rehearsal import ExchangeTimes
 from nnlo_common.simulation._simulator import Costs, Durations, Forecast, Ranks, gain_of, simulate
 
 __all__ = ["Advice", "AdvisedLayout", "CurvePoint"]
@@ -36,8 +38,9 @@ _WORTH_PACKING = 1.2  # the same of smaller messages
 _PACKED_S = 4e-9  # to pack or unpack a number, on a worker and on a server: docs/wire.md
 _LOST, _KEPT = 0.1, 0.01  # shares of a layer that float16 may flush to zero: without a word, and scaled
 _MIB = 1 << 20
-# What an exchange takes on a server and on a worker besides its vectors: docs/speed.md, one exchange.
-_SERVED_S, _HANDLED_S = 3e-5, 5e-5
+# What MPI takes of a rank for a message, and what else an exchange takes on a server and on a worker besides
+# its vectors: docs/speed.md, one exchange.
+_RECEIVED_S, _SERVED_S, _HANDLED_S = 1.5e-5, 1.5e-5, 2e-5
 # A common network where none was measured: 20 us, 25 Gbit/s.
 _LATENCY_S, _NETWORK = 2e-5, 3e9
 _LARGEST_BATCH = 64  # times the batch, as far as is looked
@@ -141,7 +144,7 @@ class Advice:
 
     @cached_property
     def costs(self) -> Costs:
-        """What a training costs, for the simulator."""
+        """What a training costs, for the simulator; `costs_of` knows an algorithm's exchanges, too."""
         facts = self.facts
         copies = facts.copy_bytes_per_s / 2
         latency_s, bytes_per_s = facts.link or (
@@ -151,19 +154,43 @@ class Advice:
         moved = 4 * facts.parameters
         # On one host all ranks write and read the gradients and their sums in one memory.
         shared = 4 * moved / facts.copy_bytes_per_s
-        # Where more ranks than cores have tried it together, each had a part of a core.
-        got = min(1.0, facts.cores / len(facts.slow)) if facts.one_host and facts.cores else 1.0
+        got = self._got
         return Costs(
             step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
             read=Durations(list(facts.read_s)) if facts.read_s else None,
             parameters=facts.parameters,
-            commit=facts.commit_s + _SERVED_S,
-            handle=2 * moved / facts.copy_bytes_per_s + _HANDLED_S,
+            optimizer_s=got * facts.optimizer_s,
+            commit=self._reckoned.served_s + _RECEIVED_S,
+            handle=self._reckoned.handled_s + 2 * _RECEIVED_S,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=(lambda ranks: ranks * shared) if facts.one_host else None,
             slow={rank: factor for rank, factor in enumerate(facts.slow) if factor > 1},
         )
+
+    def costs_of(self, algorithm: Algorithm, *, packing: float = 0.0) -> Costs:
+        """Return what a training with this algorithm costs: its exchanges as they were tried, if they were.
+
+        Args:
+            algorithm: with its options.
+            packing: seconds to pack or unpack a message, of a worker and of a server.
+        """
+        tried = self.facts.exchanges.get(algorithm)
+        times = self._reckoned if tried is None else ExchangeTimes(*(self._got * one for one in tried))
+        commit, handle = times.served_s + _RECEIVED_S, times.handled_s + 2 * _RECEIVED_S
+        return replace(self.costs, commit=commit + packing, handle=handle + packing)
+
+    @property
+    def _got(self) -> float:
+        """The part of a core that each rank had: more ranks than cores may have tried it together."""
+        facts = self.facts
+        return min(1.0, facts.cores / len(facts.slow)) if facts.one_host and facts.cores else 1.0
+
+    @property
+    def _reckoned(self) -> ExchangeTimes:
+        """What an exchange would take that was not tried: its vectors, and what it takes without them."""
+        moved = 2 * 4 * self.facts.parameters / self.facts.copy_bytes_per_s
+        return ExchangeTimes(self.facts.commit_s + _SERVED_S, moved + _HANDLED_S)
 
     @cached_property
     def alone(self) -> Forecast:
@@ -173,7 +200,7 @@ class Advice:
     def layout(self, ranks: Ranks) -> AdvisedLayout:
         """Return a layout as the simulator sees it."""
         steps = max(4, min(60, 800 // ranks.training))
-        prediction = simulate(ranks, self.costs, steps=steps)
+        prediction = simulate(ranks, self.costs_of(ranks.algorithm), steps=steps)
         batch, one = self.facts.batch, self.alone.batches_per_s
         speeds = [
             prediction.progress_per_s(scale / batch) / one
@@ -228,11 +255,12 @@ class Advice:
 
     def _most(self, ranks: Ranks) -> float:
         """Return a speed that a layout cannot exceed: of its steps, and of its servers."""
-        step_s = self.costs.batch_mean_s
+        costs = self.costs_of(ranks.algorithm)
+        step_s = costs.batch_mean_s - costs.optimizer_s
         pace = ranks.training / (step_s + self.costs.reduced_s(ranks.group_size))
         if ranks.servers:
             every: int = getattr(ranks.algorithm, "every", 1)
-            served_s = self.costs.served_mean_s / ranks.servers
+            served_s = costs.served_mean_s / ranks.servers
             pace = min(pace, ranks.group_size * every / served_s if served_s else math.inf)
         together, noise = ranks.together, self.noise.scale / self.facts.batch
         return pace * gain_of(together, noise) / together / self.alone.batches_per_s * 1.1
@@ -489,13 +517,9 @@ class Advice:
         if facts.link is None or facts.one_host:
             return
         packing = _PACKED_S * facts.parameters
-        packed = replace(
-            self.costs,
-            wire_bytes=1,
-            commit=facts.commit_s + _SERVED_S + packing,
-            handle=8 * facts.parameters / facts.copy_bytes_per_s + _HANDLED_S + packing,
-        )
-        ranks = Ranks.of(EASGD(every=10), size)
+        rule = EASGD(every=10)
+        packed = replace(self.costs_of(rule, packing=packing), wire_bytes=1)
+        ranks = Ranks.of(rule, size)
         found = simulate(ranks, packed, steps=max(4, 800 // ranks.training)).batches_per_s
         times = found / own.prediction.batches_per_s
         if times > _WORTH_PACKING:

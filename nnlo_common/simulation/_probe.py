@@ -11,14 +11,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._easgd import EASGD
 from nnlo_common.algorithms._gain import sampled_places
 from nnlo_common.algorithms._noise_scale import NoiseEstimate
 from nnlo_common.algorithms._optimizers import SGD, Adam
+from nnlo_common.algorithms._steady import Steady
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._cores import usable_cores
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._process_memory import ProcessMemory
+from nnlo_common.simulation._rehearsal import ExchangeTimes, rehearse
 
 __all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "probe"]
 
@@ -29,6 +33,8 @@ _FEWEST, _MOST = 8, 96
 # Most numbers of the gradients of a point that are kept together.
 _KEPT = 60_000_000
 _TIMED, _LEAST_SAMPLES = 5, 8
+#: The algorithms whose exchanges a probe tries, with their options.
+REHEARSED: Sequence[Algorithm] = (Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10))
 
 
 class ProbedModel(Protocol):
@@ -69,6 +75,9 @@ class ProbedModel(Protocol):
 
     def gradient(self, batch: Any) -> Vector:
         """Return the gradient of a batch at the present parameters, which stay."""
+
+    def again(self) -> bool:
+        """Let the optimizer step with the last gradient again, and nothing else; False: it cannot."""
 
     def begin_memory(self) -> None:
         """Forget the peak of the memory before."""
@@ -143,6 +152,8 @@ class ProbeFacts:
         left_bytes: memory left on the device at the start; None: unknown.
         too_large: the smallest batch that there was no memory for; None: all fitted.
         commit_s: seconds of a server for a contribution, with the core's optimizer.
+        optimizer_s: seconds of the script's optimizer in a step; 0: unknown.
+        exchanges: what an exchange takes, by the algorithm.
         copy_bytes_per_s: how fast memory is copied.
         noise: the noise scale at the start of the probe and at its end.
         histograms: of the gradients, by layer.
@@ -170,6 +181,8 @@ class ProbeFacts:
     copy_bytes_per_s: float
     noise: Sequence[NoiseEstimate]
     histograms: Mapping[str, GradientHistogram]
+    optimizer_s: float = 0.0
+    exchanges: Mapping[Algorithm, ExchangeTimes] = field(default_factory=dict)
     losses: Sequence[float] = ()
     link: tuple[float, float] | None = None
     one_host: bool = False
@@ -210,6 +223,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
     tables = [_products(model, places, histograms, 0.25 * seconds)]
     trial.train(0.1 * seconds)
     tables.append(_products(model, places, histograms, 0.25 * seconds))
+    optimizer_s = trial.optimizer_s()  # last: who steps so often with one gradient goes astray
     return ProbeFacts(
         framework=model.framework,
         device=model.device,
@@ -224,7 +238,9 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         start_bytes=start,
         left_bytes=left,
         too_large=trial.too_large,
-        commit_s=_commit_s(size, model.slots),
+        commit_s=_quickest_s(_commit(size, model.slots)),
+        optimizer_s=optimizer_s,
+        exchanges={rule: rehearse(rule, size, optimizer=like(model.slots)) for rule in REHEARSED},
         copy_bytes_per_s=_copy_speed(size),
         noise=[NoiseEstimate.of([table], batch=model.batch) for table in tables],
         histograms=histograms,
@@ -279,6 +295,11 @@ class _TimedSteps:
     def train(self, seconds: float) -> None:
         """Train on, so that the gradients are those of another point."""
         self._timed(self._model.batch, seconds)
+
+    def optimizer_s(self) -> float:
+        """Return how long the optimizer takes in a step; 0: it cannot be had alone."""
+        self._step(self._model.batch)
+        return _quickest_s(self._model.again) if self._model.again() else 0.0
 
     def _timed(self, size: int, seconds: float) -> None:
         times, began_s = self.steps_s.setdefault(size, []), time.perf_counter()
@@ -343,11 +364,15 @@ def _note(model: ProbedModel, gradient: Vector, histograms: Mapping[str, Gradien
         start += size
 
 
-def _commit_s(size: int, slots: int) -> float:
-    """Return how long the core's optimizer steps a vector of the model's size, undisturbed."""
-    center, gradient = np.zeros(size, np.float32), np.full(size, 1e-3, np.float32)
-    optimizer = Adam(1e-3) if slots > 1 else SGD(1e-3, momentum=0.9 if slots else 0.0)
-    return _quickest_s(lambda: optimizer.step(center, gradient))
+def like(slots: int) -> SGD | Adam:
+    """Return the core's optimizer that keeps as many numbers for each parameter."""
+    return Adam(1e-3) if slots > 1 else SGD(1e-3, momentum=0.9 if slots else 0.0)
+
+
+def _commit(size: int, slots: int) -> Callable[[], object]:
+    """Return what steps a vector of the model's size with the core's optimizer."""
+    center, gradient, optimizer = np.zeros(size, np.float32), np.full(size, 1e-3, np.float32), like(slots)
+    return lambda: optimizer.step(center, gradient)
 
 
 def _copy_speed(size: int) -> float:

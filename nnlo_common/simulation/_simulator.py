@@ -191,6 +191,7 @@ class Costs:
 
     Attributes:
         step: of a worker's batch: forward, backward, and its own optimizer.
+        optimizer_s: seconds of the optimizer in that, which workers spare where the centre has one.
         parameters: the numbers of the model.
         commit: of a server for a contribution to the whole centre, without the messages.
         handle: of a worker for an exchange: making the contribution, and taking the reply.
@@ -213,6 +214,7 @@ class Costs:
 
     step: Durations | float | Sequence[float]
     parameters: int
+    optimizer_s: float = 0.0
     commit: Durations | float | Sequence[float] = 0.0
     handle: Durations | float | Sequence[float] = 0.0
     read: Durations | float | Sequence[float] | None = None
@@ -234,6 +236,7 @@ class Costs:
                 object.__setattr__(self, name, Durations(value))
         for name, value, least in (
             ("latency_s", self.latency_s, 0.0),
+            ("optimizer_s", self.optimizer_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
         ):
@@ -242,10 +245,18 @@ class Costs:
                     f"{name}={value!r} is not possible: use a number of at least {least}"
                 )
 
-    def batch_s(self, draws: random.Random, worker: int = 0) -> float:
-        """Draw how long a rank takes for a batch."""
+    def batch_s(self, draws: random.Random, worker: int = 0, *, steps: bool = True) -> float:
+        """Draw how long a rank takes for a batch.
+
+        Args:
+            draws: random numbers.
+            worker: its number.
+            steps: whether its own optimizer steps.
+        """
         step, read = self._of("step"), self._of("read")
-        own = step.draw(draws) * self.slow.get(worker, 1.0)
+        drawn = step.draw(draws)
+        own = drawn if steps else max(drawn - self.optimizer_s, 0.0)
+        own *= self.slow.get(worker, 1.0)
         return own if self.read is None else max(own, read.draw(draws))
 
     @property
@@ -481,7 +492,8 @@ class _Timed(ByTime):
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
         first = (rank - self._ranks.servers) * self._ranks.group_size
         members = range(first, first + self._ranks.group_size)
-        alone = [self._costs.batch_s(self._of_members[member], member) for member in members]
+        steps = self._ranks.algorithm.optimizer_runs != "center"
+        alone = [self._costs.batch_s(self._of_members[member], member, steps=steps) for member in members]
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
         crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
         taken = [crowded * seconds for seconds in alone]

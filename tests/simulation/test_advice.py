@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnlo_common import ConfigurationError, NoiseEstimate
+from nnlo_common import EASGD, ConfigurationError, NoiseEstimate, Steady
 from nnlo_common.commands import _advise
 from nnlo_common.commands._advise import advise_with, link_of, write_advice
 from nnlo_common.simulation import Advice, _advice
@@ -192,6 +192,10 @@ class Planted:
     def gradient(self, batch):
         return self.gradient_ * (self.x + self.draws.normal(size=40) * 3 / math.sqrt(batch))
 
+    def again(self):
+        time.sleep(0.002)
+        return True
+
     def begin_memory(self):
         pass
 
@@ -210,6 +214,8 @@ def test_a_probe_finds_the_noise_that_is_there():
         assert found.scale == pytest.approx(9, rel=0.35)
     assert [*facts.steps_s] == [5, 10, 20, 40, 80]
     assert facts.parameters == 40
+    assert facts.optimizer_s >= 0.002
+    assert facts.exchanges.keys() == {Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10)}
     assert facts.histograms["a"].size == 8 * 30
     assert np.median(facts.steps_s[80]) > np.median(facts.steps_s[5])
 

@@ -1,0 +1,100 @@
+"""A rehearsal times what a server and a worker do in an exchange, each by itself; its clock is the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from nnlo_common import EASGD, SGD, Adam, ConfigurationError, Downpour, Steady, Synchronous
+from nnlo_common.algorithms._agn import AGNWorker
+from nnlo_common.simulation import Costs, Ranks, _rehearsal, rehearse, simulate
+from nnlo_common.simulation._advice import Advice, example_facts
+from nnlo_common.simulation._rehearsal import ExchangeTimes
+
+
+class Clock:
+    """Stands still but for what is planted."""
+
+    now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(Clock, "now", 0.0)
+    monkeypatch.setattr(_rehearsal, "perf_counter", lambda: Clock.now)
+
+
+class SlowSteps(SGD):
+    def _update(self, *given):
+        Clock.now += 1.0
+        super()._update(*given)
+
+
+class SlowPacking(AGNWorker):
+    def outgoing(self, parameters, gradient):
+        Clock.now += 2.0
+        return super().outgoing(parameters, gradient)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(Downpour):
+    every: int = 1
+
+    def worker(self, size, workers):
+        return SlowPacking(size, n_push=self.every, n_fetch=self.every, first_push=self.every - 1)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_the_server_and_the_worker_do_is_told_apart(clock, every):
+    times = rehearse(Planted(every=every), 100, optimizer=SlowSteps(0.1))
+    assert times == ExchangeTimes(served_s=1.0, handled_s=2.0)
+
+
+def test_a_large_model_is_timed_in_part(clock, monkeypatch):
+    monkeypatch.setattr(_rehearsal, "_LARGEST", 50)
+    assert rehearse(Planted(), 150, optimizer=SlowSteps(0.1)) == (3.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Downpour(),
+        Downpour(lag=1),
+        Steady(),
+        Steady(lag=1),
+        Steady(every=4),
+        EASGD(every=10),
+        Synchronous(),
+    ],
+)
+def test_every_kind_of_exchange_is_rehearsed(rule):
+    times = rehearse(rule, 1001, optimizer=Adam(1e-3))
+    assert 0 < times.served_s < 5
+    assert 0 < times.handled_s < 5
+
+
+def test_an_optimizer_that_is_needed_is_asked_for():
+    with pytest.raises(ConfigurationError, match="needs an optimizer"):
+        rehearse(Downpour(), 10)
+
+
+def test_where_the_centre_steps_workers_spare_their_optimizer():
+    costs = Costs(step=0.05, optimizer_s=0.02, parameters=10, latency_s=0, bytes_per_s=1e12)
+    rules = (Downpour(), EASGD(every=10))
+    paces = [simulate(Ranks(algorithm=rule, workers=1), costs).batches_per_s for rule in rules]
+    assert paces == pytest.approx([1 / 0.03, 1 / 0.05], rel=1e-3)
+    alone = simulate(Ranks(algorithm=Steady(), servers=0), costs)
+    assert alone.batches_per_s == pytest.approx(1 / 0.05, rel=1e-3)
+
+
+def test_advice_takes_an_exchange_as_it_was_tried():
+    facts = example_facts()
+    tried = {Steady(): ExchangeTimes(0.5, 0.25)}
+    advice = Advice(replace(facts, exchanges=tried))
+    found, other = advice.costs_of(Steady()), advice.costs_of(Steady(lag=1))
+    assert found.commit.mean == pytest.approx(0.5, abs=1e-3)
+    assert found.handle.mean == pytest.approx(0.25, abs=1e-3)
+    assert (other.commit.mean, other.handle.mean) == (advice.costs.commit.mean, advice.costs.handle.mean)
+    assert np.isclose(advice.costs_of(Steady(), packing=1.0).commit.mean, found.commit.mean + 1)
