@@ -41,6 +41,8 @@ _MIB = 1 << 20
 # What MPI takes of a rank for a message, and what else an exchange takes on a server and on a worker besides
 # its vectors: docs/speed.md, one exchange.
 _RECEIVED_S, _SERVED_S, _HANDLED_S = 1.5e-5, 1.5e-5, 2e-5
+# Numbers that the ranks of a host add up at once: training/_all_reduce.py.
+_PIECE = 1 << 18
 # A common network where none was measured: 20 us, 25 Gbit/s.
 _LATENCY_S, _NETWORK = 2e-5, 3e9
 _LARGEST_BATCH = 64  # times the batch, as far as is looked
@@ -151,10 +153,14 @@ class Advice:
             _LATENCY_S,
             copies if facts.one_host else min(copies, _NETWORK),
         )
-        moved = 4 * facts.parameters
-        # On one host all ranks write and read the gradients and their sums in one memory.
-        shared = 4 * moved / facts.copy_bytes_per_s
         got = self._got
+
+        def shared_s(ranks: int) -> float:
+            """Return what a sum in memory takes that all ranks of a host see."""
+            passes = min(ranks, 3)  # there, and of a few ranks to add up; of more to add a part, and back
+            waits = math.ceil(facts.parameters / _PIECE) * (1 if ranks <= 3 else 2)
+            return passes * 4 * facts.parameters / facts.copy_bytes_per_s + waits * latency_s
+
         return Costs(
             step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
             read=Durations(list(facts.read_s)) if facts.read_s else None,
@@ -164,7 +170,7 @@ class Advice:
             handle=self._reckoned.handled_s + 2 * _RECEIVED_S,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
-            reduce_s=(lambda ranks: ranks * shared) if facts.one_host else None,
+            reduce_s=shared_s if facts.one_host else None,
             slow={rank: factor for rank, factor in enumerate(facts.slow) if factor > 1},
         )
 
