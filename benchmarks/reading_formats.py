@@ -15,9 +15,6 @@ little: in CPU seconds of all threads, and in seconds, which those programs stil
 the page cache. --check asserts, in CPU seconds, at least 0.8 of the pace by hand for every format and both
 loops, and an epoch from memory at 0.95 of the pace of one that indexes a tensor. Plain HDF5 is left out of
 the loop over pieces: its window is copied twice, as a piece is, but outside the processor's cache.
-
-The figures in docs/data.md: rows of 300 floats, in ROOT and Parquet of 20 columns; batches of 100; one rank;
-the least of 6 to 30 epochs, in one to four runs, on 2 cores shared with other programs (load 11 to 40).
 """
 
 from __future__ import annotations

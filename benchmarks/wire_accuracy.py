@@ -7,9 +7,6 @@ python benchmarks/wire_accuracy.py small --data FOLDER --assert      # both, a s
 Each row of the first two is a job of 1 server and 2 workers, `accuracy_torch.py` or `accuracy_jedi.py`, with
 the options that docs/accuracy.md has found for float32. A wire is "met" if its mean accuracy over seeds is
 at most 0.3 percentage points below that of float32 with the same options, 0.5 with topk.
-
-The small network has three dense layers; the learning rate falls to 0 as a cosine. Fashion-MNIST: the first
-20 000 images, each averaged over squares of four pixels, four epochs; toy jets: 12 000, six epochs.
 """
 
 from __future__ import annotations
