@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.algorithms import GainReport
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._html_page import drawn
 from nnlo_common.commands.report._report_command import runs_page
@@ -73,6 +74,7 @@ def waiting(worker, waited_s):
     return replace(worker, shares=shares(0.01, compute=5.0, wait=waited_s))
 
 
+GAIN = GainReport(workers=3, batches=300, progress=290, worth_having=40, shortened=0.0)
 SLOW = replace(WORKERS[2], shares=shares(0.03, compute=9.0, wait=1.0))
 PLANTED = {
     "a worker three times as slow": (
@@ -95,6 +97,10 @@ PLANTED = {
     "short batches": (
         run_of(SERVER, *(waiting(one, 5.0) for one in WORKERS)),
         r"^workers wait 50 % of their time though the servers are idle: .* lag=1$",
+    ),
+    "short batches of Steady, which pays for a lag": (
+        run_of(replace(SERVER, gain=GAIN), *(waiting(one, 5.0) for one in WORKERS)),
+        r"servers are idle: .* or servers=0 where ranks are alike; .* a lag, takes more passes over the",
     ),
     "more workers than the noise supports": (
         # 10 samples in a contribution: with a noise scale of 5 no more than 2.5 workers.

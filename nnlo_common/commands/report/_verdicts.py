@@ -198,10 +198,16 @@ def _waits(run: RunFacts) -> Iterator[str]:
     if waited > WAITED and busy > BUSY:
         yield told(waited, busy, len(servers))
     elif waited > WAITED:
+        # With a gain a gradient that comes later is worth less.
+        paid = run.center is not None and run.center.gain is not None
+        instead = (
+            "or servers=0 where ranks are alike; a larger every, or a lag, takes more passes over the data"
+            if paid
+            else "a larger every, or lag=1"
+        )
         yield (
             f"workers wait {100 * waited:.0f} % of their time though the servers are idle: the batches are "
-            "short for the way to the server; use a larger batch, a larger every, or lag=1"
-            f"{_below_critical(run)}"
+            f"short for the way to the server; use a larger batch, {instead}{_below_critical(run)}"
         )
 
 
