@@ -1,10 +1,10 @@
-"""A batch 25 times as large: what linear scaling loses, and what LARS with a warm-up keeps of it.
+"""A batch 20 times as large: what linear scaling loses, and what LARS with a warm-up keeps of it.
 
 A small convolutional network on 2000 images of Fashion-MNIST, the same 15 epochs for all: momentum SGD with
-batches of 20 at 0.05; batches of 500 at 25 times that rate; and batches of 500 with LARS. The last two warm
-up, and all fall by the square of what is left. Of four warm-ups of linear scaling and fifteen settings of
-LARS the best ones were chosen by seeds 10 to 12. All runs are printed; the claim is that LARS is within 2
-points of the small batch, and that linear scaling is not within 3.
+batches of 20 at 0.05; batches of 400 at 20 times that rate; and batches of 400 with LARS. The last two warm
+up, and all fall by the square of what is left. Of six warm-ups of linear scaling and twenty-two settings of
+LARS the best ones were chosen by seeds 10 to 12. All runs are printed; the claim is that LARS is within 1
+point of the small batch, and that linear scaling is not within 1.5.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 import nnlo_torch as nt
 
 DATA = Path(__file__).parent.parent / "examples" / "data" / "fashion_mnist_2500.npz"
-EPOCHS, SMALL, LARGE, RATE, SEEDS = 15, 20, 500, 0.05, (0, 1, 2)
-LARS_RATE, TRUST, WARM_UP, LINEAR_WARM_UP = 0.35, 0.15, 6, 11
+EPOCHS, SMALL, LARGE, RATE, SEEDS = 15, 20, 400, 0.05, (0, 1, 2)
+LARS_RATE, TRUST, WARM_UP, LINEAR_WARM_UP = 0.35, 0.1, 4, 12
 
 
 def network() -> torch.nn.Module:
@@ -79,16 +79,18 @@ def main() -> None:
     means = {}
     runs: dict[str, Callable[[int], float]] = {
         "batches of 20": lambda seed: accuracy(seed, SMALL, RATE),
-        "of 500, linear scaling": lambda seed: accuracy(seed, LARGE, RATE * many, warm_up=LINEAR_WARM_UP),
-        "of 500, LARS": lambda seed: accuracy(seed, LARGE, LARS_RATE, trust=TRUST, warm_up=WARM_UP),
+        f"of {LARGE}, linear scaling": lambda seed: accuracy(
+            seed, LARGE, RATE * many, warm_up=LINEAR_WARM_UP
+        ),
+        f"of {LARGE}, LARS": lambda seed: accuracy(seed, LARGE, LARS_RATE, trust=TRUST, warm_up=WARM_UP),
     }
     for name, run in runs.items():
         found = [run(seed) for seed in SEEDS]
         means[name] = float(np.mean(found))
         print(f"{name}: {', '.join(f'{one:.1f}' for one in found)} %, mean {means[name]:.1f} %", flush=True)
     small, linear, lars = means.values()
-    assert lars > small - 2, "LARS loses more than 2 points"
-    assert linear < small - 3, "linear scaling does as well, so this shows nothing"
+    assert lars > small - 1, "LARS loses more than a point"
+    assert linear < small - 1.5, "linear scaling does as well, so this shows nothing"
 
 
 if __name__ == "__main__":

@@ -158,6 +158,15 @@ def end_epoch(data: Any) -> None:
     set_length(data, data._steps_seen)
 
 
+# What Keras numbers the batches of an execution with: the first and the last; before 3.11 the first alone.
+_NUMBERS = 1 if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 11) else 2
+
+
+def _last_of(numbers: Sequence[int], data: Any) -> int:
+    """Return the number of the last batch of an execution."""
+    return numbers[1] if _NUMBERS == 2 else numbers[0] + int(data.steps_per_execution) - 1
+
+
 @_KERAS.uses("_enumerate_iterator")
 def deal_passes(
     data: Any,
@@ -187,18 +196,18 @@ def deal_passes(
         first = 0  # of this pass, counted from the epoch's first batch
         while True:
             after = first
-            for begin, end, iterator in one_pass():
+            for *numbers, iterator in one_pass():
                 if after > first and over():
                     left()
                     return
-                after = first + end + 1
+                after = first + _last_of(numbers, data) + 1
                 tell(False)
-                yield first + begin, first + end, iterator
-            for begin, end, iterator in islice(one_pass(), again):
+                yield *(first + number for number in numbers), iterator
+            for *numbers, iterator in islice(one_pass(), again):
                 if over():
                     break
                 tell(True)
-                yield after + begin, after + end, iterator
+                yield *(after + number for number in numbers), iterator
             if again:
                 left()
                 after += again
@@ -226,7 +235,7 @@ def without_data(data: Any, *, inside: bool) -> Callable[[], object]:
     _ = data._enumerate_iterator, data._current_iterator  # raises if Keras has dropped them
 
     def last_batch() -> Any:
-        yield 0, 0, repeat(())
+        yield *[0] * _NUMBERS, repeat(())
         data.data_adapter.on_epoch_end()
 
     def only_batch() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -361,5 +362,8 @@ def nested(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             f"{list(mask.shape)}; give a mask of true and false for the first two axes of the rows"
         )
     ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
-    found: torch.Tensor = torch.nested.nested_tensor_from_jagged(rows[mask], ends, max_seqlen=mask.shape[1])
-    return found
+    make: Callable[..., torch.Tensor] = torch.nested.nested_tensor_from_jagged
+    known = (
+        "max_seqlen" in inspect.signature(make).parameters
+    )  # before 2.5 it looks for the longest row itself
+    return make(rows[mask], ends, **({"max_seqlen": mask.shape[1]} if known else {}))

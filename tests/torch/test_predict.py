@@ -129,7 +129,7 @@ def run(tmp_path, monkeypatch):
 
 def expected(weights="r/weights.pt", width=5):
     net = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
-    net.load_state_dict(torch.load(weights))
+    net.load_state_dict(torch.load(weights, weights_only=True))
     parts = [result(name)["features"] for name in ("a.h5", "b.h5")]
     return np.concatenate([plain(net, part, 1000) for part in parts])
 

@@ -600,6 +600,7 @@ class CarefulOptimizer(nt.Wrapper, algorithm=Careful):
     """A wrapper with a name and a docstring of its own."""
 
 
+@pytest.mark.filterwarnings("ignore:You are using `torch.load` with:FutureWarning")  # of the copy's tensors
 def test_an_algorithm_of_ones_own_has_a_wrapper():
     optimizer = CarefulOptimizer(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), care=0.25, servers=1)
     assert optimizer.algorithm == Careful(care=0.25)
