@@ -49,6 +49,8 @@ from nnlo_keras._wrapper import StepMode, Wrapper
 
 __all__ = ["Distribute"]
 
+# A server steps its part of the centre with its own rate.
+_OF_EACH_SERVER = keras.callbacks.ReduceLROnPlateau
 _PLACE = "give Distribute() to fit() in a list of callbacks: callbacks=[nnlo_keras.Distribute(), ...]"
 
 
@@ -97,6 +99,7 @@ class Distribute(keras.callbacks.Callback):
         self._epoch, self._in_epoch, self._ends = 0, False, False
         self._turned: Callable[[Any], object] | None = None  # lets a worker serve from now on
         self._dropped = list[Any]()  # callbacks that come back if this rank takes over
+        self._container: Any = None  # the list of `fit`
         self._order = list[Any]()  # all callbacks, those too
         self._late = list[Any]()  # of those: which Keras does not yet tell that the epoch ends
         self._validate_again: list[Callable[[], object]] = []
@@ -202,8 +205,7 @@ class Distribute(keras.callbacks.Callback):
         if speaks(role):
             restored_first(container)
         elif role.startswith("server"):
-            # It steps its part of the centre with its own rate, so it keeps ReduceLROnPlateau.
-            drop_center_callbacks(container, but=keras.callbacks.ReduceLROnPlateau)
+            drop_center_callbacks(container, but=_OF_EACH_SERVER)
         else:
             self._order, self._dropped = [*container.callbacks], drop_center_callbacks(container)
 
@@ -214,7 +216,7 @@ class Distribute(keras.callbacks.Callback):
         for wrapper in wrappers.values():
             wrapper.mode, wrapper.attached = StepMode.ALONE, True
             wrapper.several = world is not None and world.size > 1
-        container = callbacks_of_fit()
+        container = self._container = callbacks_of_fit()
         callbacks = [] if container is None else container.callbacks
         self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
         self._feed, self._epochs_left = SequenceFeed.of_fit(), range(0)
@@ -502,7 +504,7 @@ class Distribute(keras.callbacks.Callback):
 
     def _take_over(self) -> None:
         """Let this rank print and write what the dead one did; if it is a worker, let it serve, too."""
-        team, container = self._team, callbacks_of_fit()
+        team, container = self._team, self._container
         assert team is not None  # there is one that takes over
         self.role = team.role
         for one in self._rank_callbacks:
@@ -514,6 +516,8 @@ class Distribute(keras.callbacks.Callback):
         if team.has_turned and self._turned is not None:
             self._turned(container)
         back, self._dropped = self._dropped, []
+        if not self.speaks:
+            back = [one for one in back if isinstance(one, _OF_EACH_SERVER)]
         if container is not None and not self._ends:
             # The bar of a server counts the batches of others, and is made before the training.
             not_for_it = keras.callbacks.ProgbarLogger if self._served is not None else ()
@@ -552,7 +556,7 @@ class Distribute(keras.callbacks.Callback):
 
     def _release(self, team: Session) -> None:
         self._report, self._team, self._feed = team.report(), None, None
-        self._exchanges = self._served = self._statistics = self._turned = None
+        self._exchanges = self._served = self._statistics = self._turned = self._container = None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()

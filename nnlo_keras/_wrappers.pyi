@@ -59,7 +59,7 @@ class AGN(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -103,7 +103,7 @@ class DiLoCo(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -152,7 +152,7 @@ class Downpour(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -192,7 +192,7 @@ class DynSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -247,7 +247,7 @@ class EAMSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -303,7 +303,7 @@ class EASGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -350,7 +350,7 @@ class GEM(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -392,7 +392,7 @@ class LocalSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -440,7 +440,7 @@ class Steady(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 
@@ -480,7 +480,7 @@ class Synchronous(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             name: as for any optimizer.
         """
 

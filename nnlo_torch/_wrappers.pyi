@@ -64,7 +64,7 @@ class AGN(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -111,7 +111,7 @@ class DiLoCo(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -163,7 +163,7 @@ class Downpour(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -206,7 +206,7 @@ class DynSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -264,7 +264,7 @@ class EAMSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -323,7 +323,7 @@ class EASGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -373,7 +373,7 @@ class GEM(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -418,7 +418,7 @@ class LocalSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -469,7 +469,7 @@ class Steady(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -512,7 +512,7 @@ class Synchronous(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

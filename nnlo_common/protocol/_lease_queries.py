@@ -47,6 +47,7 @@ class Leasing:
         self.saved_as: Callable[[], Mapping[int, int]] = lambda: {rank: rank for rank in self._workers}
         self._ledgers: dict[str, Leases] = {}
         self._data: dict[str, SampledData] = {}
+        self._retired = set[int]()  # workers that serve by now
         self._passing: set[str] = set()  # those whose epochs take several passes, which nobody waits between
         self.handlers: Handlers = {
             LeaseQuery: self._take,
@@ -81,6 +82,13 @@ class Leasing:
                 ledger.leave(rank)
         return [answer for ledger in self._ledgers.values() for answer in _ready(ledger)]
 
+    def retire(self, rank: int) -> Answers:
+        """Lease no more to a worker that serves by now; what it asks for, or has asked, it does not get."""
+        waiting = any(rank in ledger.waiting for ledger in self._ledgers.values())
+        self._retired.add(rank)
+        answers: Answers = [(rank, LeaseAnswer(lease=None))] if waiting else []
+        return [*answers, *self.gone(rank, lost=True)]
+
     def state(self) -> State:
         """Return all ledgers, and what each divides, for a rank that takes over."""
         return {name: [astuple(data), self._ledgers[name].state()] for name, data in self._data.items()}
@@ -96,12 +104,16 @@ class Leasing:
             self._ledger(data).know(rank, epoch, used, held)
 
     def _take(self, rank: int, query: LeaseQuery) -> Answers:
+        if rank in self._retired:
+            return [(rank, LeaseAnswer(lease=None))]
         ledger = self._ledger(query.data)
         lease = ledger.ask(rank, query.epoch, query.unused)
         now: Answers = [] if lease is WAIT else [(rank, LeaseAnswer(lease=lease))]
         return [*now, *_ready(ledger)]
 
     def _give_back(self, rank: int, query: GiveBackQuery) -> Answers:
+        if rank in self._retired:
+            return [(rank, Answer())]
         ledger = self._ledger(query.data)
         ledger.give_back(rank, sum(lease.size for lease in ledger.held(rank)) - query.left)
         return [(rank, Answer()), *_ready(ledger)]

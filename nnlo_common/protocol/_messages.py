@@ -58,6 +58,9 @@ class Kind(enum.IntEnum):
     """Server, to a spare: a piece of the server's state. Answered by ACK."""
     PLACE = 20
     """Spare, to the other spares: trains in the place of a dead worker from now on. One way."""
+    TURN = 21
+    """Worker: trains no more, and serves another shard, or stands by to. Answered by ACK; what comes before
+    answers what it has asked for as a worker."""
 
 
 #: Requests that get no reply.
@@ -97,8 +100,8 @@ class Message(NamedTuple):
         shard: the shard it is about.
         stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
             `last_copy` in COPY.
-        mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled` or `final`, by the
-            kind.
+        mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled`, `final` or
+            `to_turn`, by the kind.
         samples: requests: the number of samples the sender has taken so far, but `pauses` in a JOIN that is
             `again`; read it as `progress` in replies.
         vector: the numbers, if the kind has any.
@@ -210,6 +213,16 @@ class Message(NamedTuple):
     def final(self) -> bool:
         """CENTER to another server: no worker is awaited any more."""
         return self.mark
+
+    @property
+    def to_turn(self) -> bool:
+        """ACK: it answers a TURN."""
+        return self.kind is Kind.ACK and self.mark
+
+    @property
+    def needs_no_more(self) -> bool:
+        """LEAVE: its sender serves, or stands by to, and needs nothing more; else it is a worker."""
+        return self.kind is Kind.LEAVE and self.sequence == 0
 
     def with_vector(self, vector: Vector) -> Message:
         """Return the message with another vector."""

@@ -46,8 +46,9 @@ class Server:
         rule: the centre's half of the algorithm; `rule.center` and `rule.clock` are the centre.
         awaited: the number of workers that may still contribute.
         peers: the record of each worker, by rank.
-        other_servers: the epochs after which each of them, and each spare, has pulled the centre last; inf
-            once it will pull no more.
+        other_servers: the epochs after which each of them, and each rank that may take the place of one, has
+            pulled the centre last; inf once it will pull no more.
+        turned: those of them that were workers of this server.
         places: the spares that train in the places of dead workers, or will: spare to worker.
         by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
         staleness: the number of committed contributions by staleness.
@@ -90,6 +91,7 @@ class Server:
         self.serve(rule, shard, wire)
         self.awaited = len(self.peers)
         self.other_servers: dict[int, float] = dict.fromkeys(other_servers, 0)
+        self.turned = set[int]()
         self.places: dict[int, int] = {}
         self.staleness: Counter[int] = Counter()
         self.stopping, self.rate = False, 0.0
@@ -180,11 +182,13 @@ class Server:
         if message.sender in self.other_servers and self._is_call(message):
             self._calls.append(event)
             return self._answer_calls()
-        if message.kind is Kind.LEAVE and message.sender in self.other_servers.keys() - self.peers.keys():
+        if message.needs_no_more and message.sender in self.other_servers:
             self.other_servers[message.sender] = math.inf
-            return [Release(message.sender, event.frame)]
+            return [Release(message.sender, event.frame), *self._retire(message.sender)]
         if message.sender in self._dropped:
             return [refusal(event, self.rank, self._dropped[message.sender])]
+        if message.kind is Kind.TURN and message.sender in self.peers:
+            return self._turn(event)
         problem = refused(self, message)
         if problem is not None:
             raise self.story.error(problem)
@@ -209,7 +213,8 @@ class Server:
 
     def _is_of_worker(self, message: Message) -> bool:
         """Whether a message is that of a worker, about this shard."""
-        return self.peers.trains(message.sender) and message.shard == self.shard
+        trains = self.peers.trains(message.sender) and message.sender not in self.turned
+        return trains and message.shard == self.shard
 
     def _unanswered(self) -> list[Received]:
         """Return the workers' requests that wait for an answer."""
@@ -217,7 +222,7 @@ class Server:
 
     def tell_wishes(self) -> list[Action]:
         """Answer the pulls of sub-servers that have not heard of a new wish: they pull again."""
-        subs = [event for event in self._calls if event.message.sender in self.peers]
+        subs = [one for one in self._calls if one.message.sender in self.peers.keys() - self.turned]
         news = [one for one in subs if self._told.get(one.message.sender, _NO_WISH) != self._wishes()]
         self._calls = [event for event in self._calls if event not in news]
         return [self._reply(event, with_vector=False) for event in news]
@@ -518,6 +523,25 @@ class Server:
             raise self.story.error(f"rank {sender} left with replies outstanding or the lock held")
         self._depart(sender, Standing.LEFT)
         return [Release(sender, event.frame), *self._move_on()]
+
+    def _turn(self, event: Received) -> list[Action]:
+        """Let a worker be one of the other servers, or one that stands by."""
+        sender = event.message.sender
+        self.other_servers.setdefault(sender, 0)
+        if not self.peers[sender].gone:
+            self.pauses.passed = max(self.pauses.passed, self.peers[sender].epochs)
+        answer = Message(Kind.ACK, self.rank, 0, self.rule.clock, shard=self.shard, mark=True)
+        return [Send(sender, answer, event.frame), *self._retire(sender)]
+
+    def _retire(self, rank: int) -> list[Action]:
+        """Wait no more for a rank as a worker, if it was one."""
+        if rank not in self.peers or rank in self.turned:
+            return []
+        self.turned.add(rank)
+        if self.peers[rank].gone:
+            return []
+        gone = self._without(rank)
+        return [*(Release(rank, item.frame) for item in gone), *self._move_on()]
 
     def _without(self, rank: int) -> list[Received]:
         """Stop waiting for a lost worker; return its unanswered requests."""

@@ -412,6 +412,14 @@ class ShardClient:
         spares = [spare for spare in self.shard.spares if spare != self.rank]
         return [request, *(Send(spare, request.message) for spare in spares)]
 
+    def let_go(self) -> list[Action]:
+        """Release the replies that are not absorbed, and wait for no other: this rank is a worker no more."""
+        released = [Release(self.shard.server, event.frame) for event in self._replies]
+        self._asked.clear()
+        self._replies.clear()
+        self._absorbed, self._look_into, self.phase = self._opened, None, Phase.LEFT
+        return [*released]
+
     def validate(self) -> None:
         """Check every invariant; tests call it after each event."""
         pending = self._opened - self._absorbed

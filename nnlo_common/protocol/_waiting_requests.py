@@ -22,8 +22,8 @@ class Pauses:
 
     Other workers may be blocked on a worker that asks to pause: they need its contribution to a commit, or
     the end of its epoch. Its pause is cancelled if it owes a contribution that others have made, or if it is
-    an epoch behind (also behind workers that have left). Workers that still queue to join (warm start), and
-    spares that will, have nothing under way, so a pause does not wait for them.
+    an epoch behind (also behind workers that have left, or serve by now). Workers that still queue to join
+    (warm start), and spares that will, have nothing under way, so a pause does not wait for them.
 
     Attributes:
         wanted: replies ask workers to pause.
@@ -32,12 +32,14 @@ class Pauses:
         waiting: the unanswered requests to pause.
         before_epoch: a pause may complete only until all have finished this many epochs, so that the server
             is at the same place of the script as the workers; also if a death completes the pause.
+        passed: the epochs that workers had finished which serve by now.
 
     Args:
         peers: all workers.
     """
 
     def __init__(self, peers: Peers) -> None:
+        self.passed = 0
         self.wanted, self.made, self.completed = False, 0, 0
         self.waiting: list[Received] = []
         self.before_epoch = math.inf
@@ -49,7 +51,7 @@ class Pauses:
         Args:
             contributed: workers whose contributions wait for those of others.
         """
-        latest = self._peers.latest_epoch()
+        latest = max(self._peers.latest_epoch(), self.passed)
         cancelled = []
         for event in self.waiting:
             rank = event.message.sender

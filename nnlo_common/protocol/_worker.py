@@ -311,6 +311,10 @@ class Worker:
         yield from self._all(ShardClient.settle)
         yield from self._all(ShardClient.leave)
 
+    def let_go(self) -> list[Action]:
+        """Release what is not absorbed: this rank is a worker no more."""
+        return [action for shard_client in self.shard_clients for action in shard_client.let_go()]
+
     def deliver(self, event: Received) -> list[Action]:
         """Hand a reply to the client of its shard.
 

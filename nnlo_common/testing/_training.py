@@ -114,7 +114,8 @@ def train_virtually(
         drops: the ranks that the servers drop as too silent, and the number of handled requests before that;
             they speak again later, and end with the answer.
         deaths: deaths of servers, in order; each time a rank after the workers takes the place.
-        heir: the first worker takes it, and trains no more; there are no other spares.
+        heir: the first workers take them, each that of the shard with its number, and train no more; there
+            are no other spares.
         observe: called as observe(worker, step) after each step.
         check: validate every invariant of the protocol after every event.
 
@@ -140,10 +141,10 @@ def train_virtually(
                 f"deaths={list(deaths)!r}: there is no shard {one.shard}; the servers have the shards 0 to "
                 f"{servers - 1}"
             )
-    if heir and (servers > 1 or workers == 1):
+    if heir and workers <= servers:
         raise ConfigurationError(
             f"heir=True with {servers} servers and {workers} workers is not possible: a worker takes the "
-            "place of the only server, and another one trains on; give one server and at least two workers"
+            f"place of each server, and another one trains on; give at least {servers + 1} workers"
         )
     dying = tuple(one.shard for one in deaths)
     cell = VirtualRanks(algorithm, FlatVector.of(_arrays(initial)), servers, workers, dying, heir)
@@ -196,7 +197,7 @@ class VirtualRanks:
 
     def _spares_of(self, shard: int) -> tuple[int, ...]:
         if self.heir:
-            return (self.ranks[0],)
+            return (self.ranks[shard],)
         last = self.servers + self.workers
         return tuple(last + turn for turn, index in enumerate(self.dying) if index == shard)
 

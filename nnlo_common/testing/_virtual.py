@@ -18,6 +18,7 @@ from nnlo_common.protocol import (
     Action,
     Activity,
     Compute,
+    Kind,
     Lost,
     Message,
     Received,
@@ -442,14 +443,21 @@ class VirtualCluster:
         self.servers[shard] = spare
         for rank in self.workers:
             self._channels[shard, rank].clear()
-        if spare.rank in self.workers:  # it trains no more, and nobody waits for what it would contribute
-            self._programs.pop(spare.rank, None)
-            self._lost.add(spare.rank)
-            spare.peers[spare.rank].standing = Standing.LOST
+        if spare.rank in self.workers:
+            self._turn(spare)
         spare.take_over(self._copies[shard], {rank for index, rank in self._left if index == shard})
         for rank in self._lost - {spare.rank}:
             spare.handle(Lost(rank))
         self._go_on_without(dead)
+
+    def _turn(self, heir: Server) -> None:
+        """Let a worker serve: it trains no more, and nobody waits for what it would contribute."""
+        self._programs.pop(heir.rank, None)
+        self._lost.add(heir.rank)
+        self._perform_worker(heir.rank, self.workers[heir.rank].let_go())
+        heir.peers[heir.rank].standing = Standing.LOST
+        turns = [Message(Kind.TURN, heir.rank, 0, shard=one.shard) for one in self.servers if one is not heir]
+        self._perform_worker(heir.rank, [Send(self.servers[one.shard].rank, one) for one in turns])
 
     def _go_on_without(self, dead: int) -> None:
         """Let the workers go on after the death of a server, with the next one, or of its heir."""
@@ -529,6 +537,8 @@ class VirtualCluster:
         return {spare.rank for spare in self._spares}
 
     def _lose(self, rank: int) -> None:
+        if rank in {server.rank for server in self.servers}:
+            raise PeerLostError(rank, "a server of the centre has died")
         self._programs.pop(rank, None)
         self._lost.add(rank)
         for (_, worker), channel in self._channels.items():

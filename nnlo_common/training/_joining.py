@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnlo_common.algorithms import CenterRule
+from nnlo_common.algorithms import EASGD, CenterRule
 from nnlo_common.algorithms._rule import GroupRule
-from nnlo_common.base._errors import ConfigurationError, warn
+from nnlo_common.base._errors import ConfigurationError, plural, warn
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
 from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
@@ -32,10 +32,11 @@ from nnlo_common.protocol import (
 from nnlo_common.training._all_reduce import ALL_REDUCES, Reducer, reducer_of
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
+from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._plan import TrainingPlan, agree
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
-from nnlo_common.training._spare_rank import HeirRank, PlacedRank, PlaceTaken, SpareRank
+from nnlo_common.training._spare_rank import PlacedRank, PlaceTaken, SpareRank
 from nnlo_common.training._stall_detector import StallDetector
 from nnlo_common.training._state_copies import PIECE
 from nnlo_common.training._training_queries import TrainingQueries
@@ -203,7 +204,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part, cell.spares_of(index) or _heirs(world, plan, cell))
+        Shard(index, server, part, cell.spares_of(index) or _heir_of(index, world, plan, cell))
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -245,31 +246,35 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
 
 
 def _check_heir(world: RankWorld, plan: TrainingPlan, cell: Cell) -> None:
-    """Refuse a worker that takes the server's place where nobody would train on, or none can."""
+    """Refuse workers that take servers' places where nobody would train on, or none can."""
     if not plan.ranks.heir:
         return
     obstacle = "in a trial of a search" if world.of_trial else "with sub_servers" if cell.branches else ""
     if obstacle:
         raise ConfigurationError(f"heir=True {obstacle} is not possible; leave heir out")
-    if len(cell.workers) == 1:
+    servers, workers = len(cell.servers), len(cell.workers)
+    if workers <= servers:
+        missing = servers + 1 - workers
         raise ConfigurationError(
-            "heir=True with one worker is not possible: nobody would train once it serves. Start a rank "
-            "more, or leave heir out"
+            f"heir=True with {plural(servers, 'server')} and {plural(workers, 'worker')} is not possible: "
+            f"nobody would train once workers serve in the places of all servers. Start {missing} more "
+            f"rank{'s' * (missing > 1)}, or leave heir out"
+        )
+    if not world.survives_loss and world.rank == 0:
+        warn(
+            "heir=True, but here the job ends with any rank that dies; start it by "
+            "mpiexec --with-ft ulfm of Open MPI 5, or leave heir out"
         )
 
 
-def _heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> tuple[int, ...]:
-    """Return the worker that takes the server's place, if one does."""
-    if not plan.ranks.heir:
-        return ()
-    if not world.survives_loss:
-        if world.rank == 0:
-            warn(
-                "heir=True, but here the job ends with any rank that dies; start it by "
-                "mpiexec --with-ft ulfm of Open MPI 5, or leave heir out"
-            )
-        return ()
-    return cell.workers[:1]
+def _heir_of(index: int, world: RankWorld, plan: TrainingPlan, cell: Cell) -> tuple[int, ...]:
+    """Return the worker that takes the place of this server, if one does: none takes those of two."""
+    return cell.workers[index : index + 1] if plan.ranks.heir and world.survives_loss else ()
+
+
+def _heirs(shards: Sequence[Shard], cell: Cell) -> set[int]:
+    """Return the workers that take the places of servers."""
+    return {rank for shard in shards for rank in shard.spares if rank in cell.workers}
 
 
 def _grouped(
@@ -334,7 +339,8 @@ def _join_as_worker(
     worker = _worker(plan, cell, shards, world.rank if group is None else group.group.ranks[0])
     parameters = worker.parameters
     queries = _query_client(world, plan, cell, shards)
-    spares = shards[0].spares if plan.ranks.heir else cell.spares
+    heirs = _heirs(shards, cell)
+    spares = heirs or cell.spares
     hosts = {rank: places[rank].host for rank in (*cell.servers, *spares) if rank != world.rank}
     common: dict[str, Any] = {
         "stall_timeout_s": plan.ranks.stall_timeout_s,
@@ -344,13 +350,15 @@ def _join_as_worker(
         "drop": world.drop,
     }
     endpoint: Endpoint = world.open(_links(plan, cell, shards, world.rank))
-    if plan.ranks.heir and world.rank in spares:
-        others = [rank for rank in cell.workers if rank != world.rank]
+    if world.rank in heirs:
+        (follows,) = (shard.server for shard in shards if world.rank in shard.spares)
 
         def serve() -> SpareRank:
-            return _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries)
+            # The rule that it serves by is made when it does: that may take memory, and the user's optimizer.
+            idle = EASGD().center(plan.parameters.vector, 1, None)
+            return _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries, rule=idle)
 
-        return HeirRank(endpoint, worker, queries, hosts, others=others, serve=serve, **common)
+        return HeirRank(endpoint, worker, queries, hosts, follows=follows, serve=serve, **common)
     if group is None:
         return WorkerRank(endpoint, worker, queries, hosts, **common)
     asking = endpoint
@@ -450,11 +458,12 @@ def _spare(
     *,
     endpoint: Endpoint,
     queries: QueryClient,
+    rule: CenterRule | None = None,
     train: Callable[[Shard, PlaceTaken], PlacedRank] | None = None,
 ) -> SpareRank:
     """Return the part of a rank that serves in the place of a dead server."""
     shard = next(one for one in shards if world.rank in one.spares)  # the first that it may serve
-    server = _server(world, plan, cell, shards, shard)
+    server = _server(world, plan, cell, shards, shard, rule=rule)
 
     def serve_another(shard: Shard) -> tuple[CenterRule, Wire]:
         return _rule(plan, cell, shards, shard), _wire(plan, shard)
@@ -512,15 +521,23 @@ def _links(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], rank: int) -
     return links
 
 
-def _server(world: RankWorld, plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], mine: Shard) -> Server:
-    """Return the state machine of a shard on this rank."""
+def _server(
+    world: RankWorld,
+    plan: TrainingPlan,
+    cell: Cell,
+    shards: Sequence[Shard],
+    mine: Shard,
+    *,
+    rule: CenterRule | None = None,
+) -> Server:
+    """Return the state machine of a shard on this rank; another `rule` is replaced before it serves."""
     return Server(
-        _rule(plan, cell, shards, mine),
+        rule or _rule(plan, cell, shards, mine),
         cell.workers,
         rank=world.rank,
         shard=mine.index,
         depth=plan.algorithm.lag + 1,
-        other_servers=[rank for rank in (*cell.servers, *cell.spares) if rank != world.rank],
+        other_servers={*cell.servers, *cell.spares, *_heirs(shards, cell)} - {world.rank},
         record=plan.record,
         by_parts=True,
         wire=_wire(plan, mine),

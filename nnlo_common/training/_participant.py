@@ -21,12 +21,13 @@ from nnlo_common.base._flat_vector import FlatVector, Vector
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.protocol import Server
 from nnlo_common.training._group_worker import GroupTrainer
+from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._joining import Member, join, launched
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankArguments, RankOptions
 from nnlo_common.training._rank_parts import Alone, RankPart, TrainingReport, say
 from nnlo_common.training._server_rank import ServerRank
-from nnlo_common.training._spare_rank import HeirRank, SpareRank
+from nnlo_common.training._spare_rank import SpareRank
 
 __all__ = ["Participant", "Recording"]
 

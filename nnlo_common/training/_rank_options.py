@@ -78,8 +78,8 @@ class RankOptions:
     )
     heir: bool = option(
         False,
-        "the first worker holds a copy of the server's state, and serves in its place once it has died; "
-        "mpiexec --with-ft ulfm",
+        "the first worker holds a copy of the server's state, and serves in its place once it has died, with "
+        "several servers as many workers, one for each; mpiexec --with-ft ulfm",
     )
 
     def __post_init__(self) -> None:
@@ -104,14 +104,13 @@ class RankOptions:
 
     def _check_heir(self) -> None:
         """Refuse a worker that serves in a dead server's place where none can."""
-        if not self.heir:
-            return
-        for name, possible in (("servers", (1,)), ("group_size", (None, 1)), ("spares", (0,))):
-            if getattr(self, name) not in possible:
-                raise ConfigurationError(
-                    f"heir=True with {name}={getattr(self, name)} is not possible: a worker of one rank "
-                    f"takes the place of the only server, where there is no spare. Leave heir or {name} out"
-                )
+        others = {"servers": self.servers == 0, "group_size": self.group_size not in (None, 1)}
+        others |= {"spares": self.spares > 0}
+        for name in [name for name, given in others.items() if given and self.heir]:
+            raise ConfigurationError(
+                f"heir=True with {name}={getattr(self, name)} is not possible: a worker of one rank takes "
+                f"the place of a server, where there is no spare. Leave heir or {name} out"
+            )
 
     @classmethod
     def taken_from(cls, given: dict[str, Any], user: str, framework: str = "") -> Self:

@@ -299,7 +299,7 @@ class ServerRank:
         return self._with_standing(Standing.TRAINING) | {shard.server for shard in self._others.values()}
 
     def workers(self) -> set[int]:
-        """Return the ranks of all workers."""
+        """Return the ranks of all workers, but for those that serve by now."""
         return self._with_standing(*Standing)
 
     @property
@@ -315,7 +315,7 @@ class ServerRank:
         """Return the ranks of the workers that stand so; a group ends with its first rank."""
         leads = (lead for lead, peer in self._server.peers.items() if peer.standing in standings)
         ranks = {rank for lead in leads for rank in self._groups.get(lead, (lead,))}
-        return ranks - self._gone_members
+        return ranks - self._gone_members - self._server.turned
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Serve until `condition` holds."""
@@ -460,8 +460,8 @@ class ServerRank:
         self._look_for_pause()  # all others may have waited for this one
         if self.service is not None:
             perform(self._endpoint, self.service.drop(rank, silence_s))
-        self._refuse_solitude(rank)
         self._without_heir(rank)
+        self._refuse_solitude(rank)
 
     def _is_awaited(self, rank: int) -> bool:
         """Whether the next message must come from this worker."""
@@ -504,9 +504,11 @@ class ServerRank:
             perform(self._endpoint, (service or self._server).handle(event))
             return
         self._stall_detector.heard(event.message)
-        if event.message.kind is Kind.LEAVE and event.message.sender not in self._server.peers:
+        if event.message.needs_no_more:
             self._away.add(event.message.sender)
             perform(self._endpoint, self._server.handle(event))
+        elif event.message.kind is Kind.TURN:
+            self._turned(event)
         elif event.message.shard == self._server.shard:
             self._refuse_absence(event.message)
             self._warn_of_leaving(event.message)
@@ -526,6 +528,16 @@ class ServerRank:
             self._acknowledged(event)
         else:
             self._take_shard(event)
+
+    def _turned(self, event: Received) -> None:
+        """Go on with a worker that serves another shard, or stands by to."""
+        sender = event.message.sender
+        trained = not self._server.peers[sender].gone
+        perform(self._endpoint, self._server.handle(event))
+        if trained and self.service is not None:
+            perform(self._endpoint, self.service.retire(sender))
+        self._look_for_pause()
+        self._refuse_solitude(sender)
 
     def _seated(self, spare: int) -> None:
         """Note that a spare trains in the place of a dead worker, and can serve no more."""
@@ -567,7 +579,9 @@ class ServerRank:
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""
         for rank in self._groups.get(sender, (sender,)):
-            if self.service is not None:
+            if self.service is not None and self._knows(rank):  # it may serve
+                perform(self._endpoint, self.service.gone(rank))  # it says goodbye later
+            elif self.service is not None:
                 perform(self._endpoint, self.service.left(rank))
 
     def _acknowledged(self, event: Received) -> None:
@@ -662,8 +676,8 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
             self._look_for_pause()  # all others may have waited for this one
             perform(self._endpoint, self._queries.handle(event))
-            self._refuse_solitude(event.rank)
             self._without_heir(event.rank)
+            self._refuse_solitude(event.rank)
         elif any(event.rank in group for group in self._groups.values()):
             self._gone_members.add(event.rank)
             perform(self._endpoint, self._queries.handle(event))
@@ -671,7 +685,7 @@ class ServerRank:
             self._without(event.rank)
 
     def _knows(self, rank: int) -> bool:
-        """Whether a rank serves, or is a spare that may."""
+        """Whether a rank serves, or may."""
         return rank in {shard.server for shard in self._shards.values()} | self._standing_by
 
     def _without(self, rank: int) -> None:
@@ -690,7 +704,7 @@ class ServerRank:
                 if spare not in self._shards[self._server.shard].spares:
                     self._copies.without(spare)
         if rank in spares and self.service is not None:
-            self._tell_of_spare(rank)
+            self._tell_of_spare(rank, [index for index, one in before.items() if rank in one.spares])
         self._keep_spare()
         for index, shard in self._shards.items():
             if shard.server != before[index].server:
@@ -701,7 +715,8 @@ class ServerRank:
         self._pulls.pop(shard.index, None)
         if self._served or shard.server in self._away:
             return
-        if self._asked_for > (0, False):  # it must hear how far this rank is, also if nothing is missing
+        # It must hear how far this rank is, also if nothing is missing.
+        if self._asked_for > (0, False) or shard.index in self._missing:
             self._ask_for(shard.index)
         if isinstance(self._queries, QueryClient) and self._queries.service == dead:
             perform(self._endpoint, self._queries.return_to(shard.server))
@@ -715,18 +730,19 @@ class ServerRank:
         )
 
     def _without_heir(self, rank: int) -> None:
-        """Go on without a dead worker that would have served in this rank's place, if it is that."""
-        mine = self._shards[self._server.shard]
-        if rank in mine.spares and self._copies is not None:
-            self._copies.without(rank)
-            self._shards[mine.index] = replace(mine, spares=())
-            _LOG.warning(
-                "nnlo: rank %d would have served in the server's place; the server's death now ends the job",
-                rank,
-            )
+        """Go on without a dead worker that served by now, or would have, if it is one."""
+        if self._knows(rank):
+            self._without(rank)
 
-    def _tell_of_spare(self, rank: int) -> None:
+    def _tell_of_spare(self, rank: int, shards: Sequence[int]) -> None:
+        """Tell of the death of a rank that could have served these shards."""
         alone = [index for index, shard in sorted(self._shards.items()) if not shard.spares]
+        if rank in self._server.peers:  # a worker
+            one = len(self._shards) == 1
+            place = "the server's place" if one else f"the place of server {shards[0]}"
+            left = "the server's death now ends the job" if one else "its death now ends the job"
+            _LOG.warning("nnlo: rank %d would have served in %s; %s", rank, place, left)
+            return
         if not alone:
             left = f"spares left: {len(self._standing_by)}"
         elif len(self._shards) == 1:
@@ -739,6 +755,7 @@ class ServerRank:
         """Raise if `rank`, which is lost, was the last worker."""
         if all(peer.standing is Standing.LOST for peer in self._server.peers.values()):
             was = "was dropped" if rank in self._dropped else "has died"
+            was = "serves in a dead server's place" if rank in self._server.turned else was
             raise PeerLostError(rank, f"the last worker{self._of} {was}")
 
     def _take_shard(self, event: Received) -> None:

@@ -22,12 +22,13 @@ from nnlo_common.protocol import Server
 from nnlo_common.protocol._query_messages import AnswerT, LedgerQuery, Query
 from nnlo_common.training._collectives import Collectives, Model, Trained, wired
 from nnlo_common.training._group_worker import GroupTrainer
+from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._joining import Member, join
 from nnlo_common.training._plan import TrainingPlan
 from nnlo_common.training._rank_options import RankOptions
 from nnlo_common.training._rank_parts import TrainingReport, speaks
 from nnlo_common.training._server_rank import ServerRank
-from nnlo_common.training._spare_rank import HeirRank, PlacedRank, SpareRank
+from nnlo_common.training._spare_rank import PlacedRank, SpareRank
 from nnlo_common.training._worker_rank import WorkerRank
 
 __all__ = ["Session", "ShownModel"]

@@ -1,4 +1,4 @@
-"""Spares and heirs: ranks that hold copies of servers' states, and serve in the place of a dead one.
+"""Spares: ranks that hold copies of servers' states, and serve in the places of dead ones.
 
 A spare that no server needs trains in the place of a dead worker.
 """
@@ -22,7 +22,6 @@ from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import (
     REPLIES,
     Action,
-    Activity,
     Event,
     Kind,
     Lost,
@@ -34,7 +33,6 @@ from nnlo_common.protocol import (
     Server,
     Shard,
     Standing,
-    Wait,
     Wire,
     Worker,
     shards_without,
@@ -42,7 +40,6 @@ from nnlo_common.protocol import (
 from nnlo_common.protocol._query_messages import (
     Answer,
     AnswerT,
-    BroadcastQuery,
     GiveBackQuery,
     HeldLeasesAnswer,
     HeldLeasesQuery,
@@ -53,6 +50,7 @@ from nnlo_common.protocol._query_messages import (
     PlaceQuery,
     Query,
 )
+from nnlo_common.protocol._waiting_requests import heed
 from nnlo_common.training._rank_parts import perform
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._stall_detector import StallDetector, date_and_time
@@ -60,12 +58,19 @@ from nnlo_common.training._state_copies import ReceivedCopies
 from nnlo_common.training._training_queries import TrainingQueries
 from nnlo_common.training._worker_rank import WorkerRank
 
-__all__ = ["HeirRank", "PlaceTaken", "PlacedRank", "SpareRank"]
+__all__ = [
+    "WITHOUT_SAMPLES",
+    "PlaceTaken",
+    "PlacedRank",
+    "ServerInheritance",
+    "SpareRank",
+    "answer_to_copy",
+]
 
 _LOG = logging.getLogger(__name__)
 
-# What a rank that trains no more hears of samples: it gets none, and holds none.
-_WITHOUT_SAMPLES: Mapping[type[Query[Any]], Answer] = {
+#: What a rank that trains no more hears of samples: it gets none, and holds none.
+WITHOUT_SAMPLES: Mapping[type[Query[Any]], Answer] = {
     LeaseQuery: LeaseAnswer(lease=None),
     GiveBackQuery: Answer(),
     HeldLeasesQuery: HeldLeasesAnswer(leases=()),
@@ -73,13 +78,14 @@ _WITHOUT_SAMPLES: Mapping[type[Query[Any]], Answer] = {
 
 
 @dataclass(slots=True)
-class _ServerInheritance:
-    """What a worker knows when it begins to serve in the place of a dead server.
+class ServerInheritance:
+    """What a worker knows when it begins to serve in the place of a dead server, or to stand by to.
 
     Attributes:
         copies: of the server's state.
-        early: messages of workers that have heard of the death first.
+        early: messages of ranks that have heard of the death first.
         departed: workers that have left.
+        over: servers, and others that stand by, that need nothing more.
         gone: ranks that have died.
         epochs: those that it has finished.
         views: how often it has viewed the centre at the end of an epoch.
@@ -89,6 +95,7 @@ class _ServerInheritance:
     copies: ReceivedCopies = field(default_factory=ReceivedCopies)
     early: list[Received] = field(default_factory=list)
     departed: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
     epochs: int = 0
     views: int = 0
@@ -175,8 +182,12 @@ class SpareRank(ServerRank):
             rank: index for index in self._received for rank in (shards[index].server, *shards[index].spares)
         }
         self._early: list[Received] = []  # from ranks that have heard of the death first
-        # Shards, and the workers and servers that need no more of them.
+        # Shards, and the workers that have left them, and the servers and spares that need no more of them.
         self._departed: set[tuple[int, int]] = set()
+        self._over: set[tuple[int, int]] = set()
+        self._turning: set[int] = (
+            set()
+        )  # shards whose servers have not answered that this rank trains no more
         self._only_fetches = False  # this rank assembles, and stood by when it began to
         self._ends = False  # the script is over
         self._replaced: int | None = None  # place of a dead server among the losses, until they are counted
@@ -238,6 +249,7 @@ class SpareRank(ServerRank):
             self._views += 1
             self.look(into)
         else:
+            self.wait_until(lambda: not self._missing)  # since this rank, a worker before, serves
             super().view(into)
 
     def pause(self, *, between: bool = False) -> bool:
@@ -281,20 +293,90 @@ class SpareRank(ServerRank):
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service; a rank that was a worker gets no more samples."""
-        if self._trained and type(query) in _WITHOUT_SAMPLES:
-            return cast("AnswerT", _WITHOUT_SAMPLES[type(query)])
+        if self._trained and type(query) in WITHOUT_SAMPLES:
+            return cast("AnswerT", WITHOUT_SAMPLES[type(query)])
         return super().ask(query)
 
-    def inherit(self, known: _ServerInheritance, dead: int) -> None:
+    def inherit(self, known: ServerInheritance, dead: int) -> None:
         """Take over from a dead server with what this rank knows as a worker."""
-        rank = self._server.rank
-        (index,) = self._received
-        self._trained, self._received[index] = True, known.copies
-        self._early, self._departed = known.early, {(index, one) for one in known.departed}
-        self._gone |= known.gone
-        self._epochs, self._views, self._ends = known.epochs, known.views, known.ends
-        self._server.peers[rank].standing = Standing.LOST  # nobody waits for what it would have contributed
+        self._begin_with(known, dead)
         self._without(dead)
+        self._tell_that_it_turned()
+        if not self._ends:
+            self._fetch_others()
+
+    def stand_by_after(self, known: ServerInheritance, last: Callable[[], object]) -> None:
+        """Stand by once this rank, a worker, has left; call `last` if it takes over."""
+        own = self._parameters.vector.copy()
+        self._begin_with(known)
+        self._tell_that_it_turned()
+        self.finish(lambda: None if self.standing_by else last())
+        if self.standing_by:
+            np.copyto(self._parameters.vector, own)
+
+    def _begin_with(self, known: ServerInheritance, dies: int | None = None) -> None:
+        """Begin where this rank was as a worker; a server that `dies` is still to be replaced."""
+        (index,), rank = self._received, self._server.rank
+        self._trained, self._received[index] = True, known.copies
+        self._early = known.early
+        self._departed, self._over = (
+            {(index, one) for one in ranks} for ranks in (known.departed, known.over)
+        )
+        self._epochs, self._views, self._ends = known.epochs, known.views, known.ends
+        # Nobody waits for what it would have contributed.
+        self._server.peers[rank].standing = Standing.LEFT if known.ends else Standing.LOST
+        self._server.turned.add(rank)
+        self._server.pauses.passed = known.epochs
+        self._gone |= known.gone
+        for one in known.gone - {dies}:
+            if self._knows(one):
+                self._shards = {each.index: each for each in shards_without([*self._shards.values()], one)}
+                self._server.forget_server(one)
+
+    def _tell_that_it_turned(self) -> None:
+        for index in self._others:
+            self._turn_towards(index)
+        first = self._shards[0].server
+        if self._client.service not in (first, self._server.rank) and self.service is None:
+            perform(self._endpoint, self._client.return_to(first))  # it has died just before
+
+    def _turn_towards(self, index: int) -> None:
+        """Tell the server of another shard that this rank is a worker no more."""
+        self._turning.add(index)
+        turn = Message(Kind.TURN, self._server.rank, 0, shard=index)
+        self._endpoint.send(self._shards[index].server, turn)
+
+    def _fetch_others(self) -> None:
+        """Get the other shards: first as they are, then of the end of the last epoch, for which nobody waits.
+
+        Its workers may wait for this rank.
+        """
+        for epochs in sorted({0, self._epochs}):
+            self._missing, self._asked_for = set(self._others), (epochs, False)
+            for index in sorted(self._missing):
+                self._ask_for(index)
+            if not epochs:
+                self.wait_until(lambda: not self._missing)
+
+    def _ask_for(self, index: int) -> None:
+        if index not in self._turning:  # else once it has answered that
+            super()._ask_for(index)
+
+    def _was_for_the_worker(self, event: Received) -> bool:
+        """Take the answers of a server to what this rank has asked for as a worker."""
+        message = event.message
+        shard = self._shards.get(message.shard)
+        if message.shard not in self._turning or shard is None or message.sender != shard.server:
+            return False
+        if message.kind not in REPLIES:
+            return False
+        heed(message, self._server.rank)
+        self._endpoint.release(message.sender, event.frame)
+        if message.to_turn:
+            self._turning.discard(message.shard)
+            if self._asked_for > (0, False) or message.shard in self._missing:
+                self._ask_for(message.shard)
+        return True
 
     def answered(self) -> Answer:
         """Return the answer to the query that was open when this rank took over."""
@@ -359,6 +441,8 @@ class SpareRank(ServerRank):
             self._hear(event, event.message)
 
     def _hear(self, event: Received, message: Message) -> None:
+        if self._was_for_the_worker(event):
+            return
         if message.kind is Kind.COPY:
             self._received[self._copied_by[message.sender]].take(message)
             self._acknowledge(event)
@@ -367,7 +451,8 @@ class SpareRank(ServerRank):
         elif message.kind is Kind.ANSWER:
             perform(self._endpoint, self._queries.handle(event))
         elif message.kind is Kind.LEAVE:
-            self._departed.add((message.shard, message.sender))
+            gone = self._over if message.needs_no_more else self._departed
+            gone.add((message.shard, message.sender))
             self._endpoint.release(message.sender, event.frame)
         elif message.kind is Kind.PLACE:
             self._endpoint.release(message.sender, event.frame)
@@ -379,7 +464,7 @@ class SpareRank(ServerRank):
             self._early.append(event)
 
     def _acknowledge(self, event: Received) -> None:
-        perform(self._endpoint, [_answer_to_copy(event, self._server.rank)])
+        perform(self._endpoint, [answer_to_copy(event, self._server.rank)])
 
     def _without(self, rank: int) -> None:
         """Go on without a dead server or spare: the next rank serves each shard that was its, or this one."""
@@ -392,6 +477,13 @@ class SpareRank(ServerRank):
                     return
         super()._without(rank)
 
+    def _go_on_with(self, shard: Shard, dead: int) -> None:
+        if self._trained and not self._served and shard.server not in self._away:
+            self._turn_towards(shard.index)
+            if dead == self._client.service and type(self._client.open) in WITHOUT_SAMPLES:
+                self._client.drop()
+        super()._go_on_with(shard, dead)
+
     def _take_shard(self, event: Received) -> None:
         self._server.stopping |= event.message.final  # all workers have left
         super()._take_shard(event)
@@ -400,22 +492,22 @@ class SpareRank(ServerRank):
         """Serve a shard in the place of a dead server, from the newest copy of its state."""
         received = self._received[shard.index]
         if received.came_s is None:
-            holder = "the first worker" if self._trained else "a spare"
+            holder = f"worker {shard.index}" if self._trained else "a spare"
             raise PeerLostError(dead, f"the server has died before {holder} had a copy of its state")
         began_s, state = time.monotonic(), received.state()
         self.standing_by, self.role = False, f"server {shard.index}"
-        if shard.index != self._server.shard:
+        if shard.index != self._server.shard or self._trained:
             self._serve_shard(shard)
         self._shards = {one.index: one for one in shards_without([*self._shards.values()], dead)}
         self._missing.discard(shard.index)
         self._pulls.pop(shard.index, None)
-        departed = self._take_records(shard, state["server"])
+        over = {rank for index, rank in self._over if index == shard.index}
+        self._take_records(shard, state["server"], over)
         self.script_state = state["script"]
-        serving = {one.server for one in self._others.values()}
-        self._server.other_servers = dict.fromkeys(serving | self._standing_by, 0)
-        self._server.other_servers |= dict.fromkeys(departed - self._server.peers.keys(), math.inf)
+        others = self._standing_by | {one.server for one in self._others.values()}
+        self._server.other_servers = {**dict.fromkeys(others, 0), **dict.fromkeys(over, math.inf)}
         if self._client.service == dead:
-            self._take_over_queries(state["queries"], sorted((serving | self._standing_by) - departed))
+            self._take_over_queries(state["queries"], others - over)
         for call in self.on_taking_over:
             call()
         if self.service is not None:
@@ -435,25 +527,35 @@ class SpareRank(ServerRank):
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))
+        if self._trained:
+            self._refuse_solitude(self._server.rank)
         self._serve_early()
         if self._trained:
             self._compares_saves = True
         else:
             self._let_late_pauses()
 
-    def _take_records(self, shard: Shard, copy: State) -> set[int]:
-        """Load the copy of a dead server's records; return the workers and servers that have left."""
+    def _take_records(self, shard: Shard, copy: State, over: set[int]) -> None:
+        """Load the copy of a dead server's records.
+
+        Args:
+            shard: the one that it served.
+            copy: of its records.
+            over: servers and spares that need nothing more.
+        """
         departed = {rank for index, rank in self._departed if index == shard.index}
         for spare, message in self._placed.items():
             self._server.seat(spare, message.place, message.epochs)
         center = self._parameters.vector[shard.place]
         final = center.copy() if shard.index in self._had else None
+        for one in over & self._server.peers.keys() - departed:  # they have served since they trained
+            self._server.peers[one].standing = Standing.LOST
+            self._server.turned.add(one)
         self._server.take_over(copy, departed & self._server.peers.keys())
         if final is not None:  # it has come since the copy
             np.copyto(center, final)
         for spare in self._server.places.keys() - self._server.peers.called():
             self._stall_detector.watch(spare, self._hosts[spare])
-        return departed
 
     def _serve_early(self) -> None:
         """Take what ranks have sent that have heard of the death first."""
@@ -470,20 +572,21 @@ class SpareRank(ServerRank):
             self._let_pause(before_epoch=self._epochs + 1)
 
     def _serve_shard(self, shard: Shard) -> None:
-        """Let the machine serve another shard than it was made for."""
+        """Let the machine serve another shard than it was made for, or by another rule."""
         rule, wire = self._serve_another(shard)
         self._server.serve(rule, shard.index, wire)
         self._telling = telling_places(self._parameters.layout, shard.place)
 
-    def _take_over_queries(self, state: Mapping[str, Any], others: Sequence[int]) -> None:
+    def _take_over_queries(self, state: Mapping[str, Any], others: Collection[int]) -> None:
         """Answer queries in the place of a dead query service.
 
         Args:
             state: the newest copy of its state.
-            others: the other servers and spares.
+            others: the other servers, and those that may serve.
         """
         peers = self._server.peers.items()
         workers = [rank for rank, one in peers if not (rank in self._gone or one.gone)]
+        others = sorted({*others}.difference(workers))
         self._queries = self.service = self._serve_queries(workers, others, self._client.record.saves)
         self.service.follow(self._server)
         # Who is called after this epoch is decided at its end, which this rank has perhaps not served yet.
@@ -492,6 +595,8 @@ class SpareRank(ServerRank):
 
     def _serve(self, event: Event) -> None:
         """Take an event in the place of the server."""
+        if isinstance(event, Received) and self._was_for_the_worker(event):
+            return
         if isinstance(event, Received) and event.message.kind is Kind.COPY:
             self._acknowledge(event)  # the last of a server that has not heard of the death yet
         elif isinstance(event, Received) and event.message.kind is Kind.PLACE:
@@ -508,7 +613,8 @@ class SpareRank(ServerRank):
             self._left(event.message.sender)
         elif isinstance(event, Received) and self._needs_no_more(event.message):
             perform(self._endpoint, self._server.handle(event))
-            self._left(event.message.sender)
+            if self.service is not None:  # to which it has not said goodbye
+                perform(self._endpoint, self.service.left(event.message.sender))
         else:
             super()._handle(event)
         if self._compares_saves and self.service is not None and self.service.heard:
@@ -529,8 +635,7 @@ class SpareRank(ServerRank):
 
     def _needs_no_more(self, message: Message) -> bool:
         """Return whether another server leaves that had not heard that this rank serves."""
-        leaves = message.kind is Kind.LEAVE and not message.mark
-        return leaves and message.sender in self._server.other_servers
+        return message.needs_no_more and not message.mark and message.sender in self._server.other_servers
 
     def _tell_what_is_lost(self, place: int) -> None:
         """Tell how many commits are lost, once all workers have said how many they saw.
@@ -548,10 +653,11 @@ class SpareRank(ServerRank):
     def _goes_before_it_returns(self, message: Message) -> bool:
         """Return whether a worker leaves that had not heard that this rank serves."""
         peer = self._server.peers.get(message.sender)
-        return message.kind is Kind.LEAVE and peer is not None and peer.standing is Standing.EXPECTED
+        leaves = message.kind is Kind.LEAVE and not message.needs_no_more
+        return leaves and peer is not None and peer.standing is Standing.EXPECTED
 
 
-def _answer_to_copy(event: Received, rank: int) -> Action:
+def answer_to_copy(event: Received, rank: int) -> Action:
     """Return what this rank does with a piece of a copy that it has taken, or does not need."""
     message = event.message
     if message.last_copy:
@@ -592,152 +698,9 @@ class PlacedRank(WorkerRank):
     def _deliver(self, event: Received) -> list[Action]:
         message = event.message
         if message.kind is Kind.COPY:
-            return [_answer_to_copy(event, self._worker.rank)]
+            return [answer_to_copy(event, self._worker.rank)]
         if message.kind in (Kind.LEAVE, Kind.PLACE):
             return [Release(message.sender, event.frame)]
         if message.kind not in REPLIES:  # from ranks that have heard first that nobody can serve any more
             return []
         return super()._deliver(event)
-
-
-class _SuccessionError(Exception):
-    """The server is dead, and this worker takes its place; it ends what the worker was doing."""
-
-    def __init__(self, dead: int) -> None:
-        super().__init__(dead)
-        self.dead = dead
-
-
-class HeirRank(WorkerRank):
-    """Trains as a worker, holds a copy of the server's state, and serves once the server has died.
-
-    It hears of the death within a call, as that is where it waits. What the call has begun as a worker's is
-    dropped, and ended as a server's; what the script has still to do in this epoch is nothing.
-
-    Args:
-        endpoint: this rank's endpoint.
-        worker: the state machine.
-        queries: sends queries to the query service.
-        hosts: the host of each server.
-        others: the other workers.
-        serve: makes the part that serves.
-        options: those of a `WorkerRank`.
-
-    Attributes:
-        serving: the part that serves now; None while this rank trains.
-        on_taking_over: called when it takes over.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        worker: Worker,
-        queries: QueryClient,
-        hosts: Mapping[int, str],
-        *,
-        others: Collection[int],
-        serve: Callable[[], SpareRank],
-        **options: Any,
-    ) -> None:
-        super().__init__(endpoint, worker, queries, hosts, **options)
-        self._others, self._serve = frozenset(others), serve
-        self._known = _ServerInheritance()
-        self.serving: SpareRank | None = None
-        self.on_taking_over: list[Callable[[], object]] = []
-
-    def start(self) -> None:
-        """Join; as a server, wait until all have."""
-        super().start()
-        if self.serving is not None:
-            self.serving.start()
-
-    def end_epoch(self) -> None:
-        """Report the end of the epoch; as a server, serve it to its end."""
-        super().end_epoch()
-        if self.serving is not None:
-            self.serving.end_epoch()
-
-    def last_round(self) -> None:
-        """Contribute the steps since the last round; a server has none."""
-        super().last_round()
-        if self.serving is not None:
-            self.serving.last_round()
-
-    def look(self, into: Vector) -> None:
-        """Copy the current centre into `into`."""
-        super().look(into)
-        if self.serving is not None:
-            self.serving.look(into)
-
-    def view(self, into: Vector) -> None:
-        """Copy the centre into `into` once all have finished the epoch."""
-        super().view(into)
-        if self.serving is not None:
-            self.serving.view(into)
-        self._known.views += 1
-
-    def ask(self, query: Query[AnswerT]) -> AnswerT:
-        """Ask the query service, and wait for the answer."""
-        answer = super().ask(query)
-        if self.serving is None:
-            return answer
-        if type(query) in _WITHOUT_SAMPLES:
-            return self.serving.ask(query)
-        return cast("AnswerT", self.serving.answered())
-
-    def pause(self, *, between: bool = False) -> bool:
-        """Wait until all workers are at a batch boundary; False: cancelled, or this rank serves now."""
-        return super().pause(between=between) and self.serving is None
-
-    def finish(self, last: Callable[[], object] = lambda: None) -> None:
-        """Call `last`, then leave; serve until then if the server dies while others still train."""
-        last()
-        self._known.ends = True
-        self._work(self._worker.leave(), "the end of the training")
-        if self.serving is None:
-            self._work(self._until_over(), "the end of the server")
-        if self.serving is None:
-            self._endpoint.close()
-        else:
-            self.serving.finish(last)
-
-    def _until_over(self) -> Activity:
-        while not self._known.copies.over:
-            yield Wait()
-
-    def _work(self, activity: Activity, what: str, endpoint: Endpoint | None = None) -> None:
-        try:
-            super()._work(activity, what, endpoint)
-        except _SuccessionError as lost:
-            self._take_over(lost.dead)
-
-    def _lost(self, rank: int, error: PeerLostError | None) -> None:
-        self._known.gone.add(rank)
-        if rank in self._servers:
-            raise _SuccessionError(rank) from error
-        super()._lost(rank, error)
-
-    def _deliver(self, event: Received) -> list[Action]:
-        message = event.message
-        if message.kind is Kind.COPY:
-            self._known.copies.take(message)
-            return [_answer_to_copy(event, self._worker.rank)]
-        if message.sender not in self._others:
-            return super()._deliver(event)
-        if message.kind is Kind.LEAVE:
-            self._known.departed.add(message.sender)
-            return [Release(message.sender, event.frame)]
-        self._known.early.append(event)
-        return []
-
-    def _take_over(self, dead: int) -> None:
-        """Serve in the place of the dead server from now on."""
-        asked = self._queries.open
-        if type(asked) in _WITHOUT_SAMPLES:
-            self._queries.drop()
-        elif isinstance(asked, BroadcastQuery) and not asked.values:
-            raise PeerLostError(dead, "the server has died while it sent its averages to all ranks")
-        self._known.epochs = self._worker.epochs
-        serving = self.serving = self._serve()
-        serving.on_taking_over = self.on_taking_over
-        serving.inherit(self._known, dead)

@@ -64,12 +64,13 @@ class TrainingQueries(QueryService):
         self._leasing, self._notes = Leasing(workers if leads is None else leads, patient=patient), Notes()
         self.places = Places(first)
         rounds, copies = Means(ranks, LastRoundQuery), Broadcasts(ranks, first)
+        self._epoch_means = EpochMeans(workers)
         parts = (
             self._means,
             rounds,
             averages,
             self._notes,
-            EpochMeans(workers),
+            self._epoch_means,
             copies,
             self._leasing,
             self.pauses,
@@ -103,6 +104,11 @@ class TrainingQueries(QueryService):
     def dismiss(self, rank: int) -> list[Action]:
         """Lease to a spare no more that was called and does not come."""
         return self.tell(self._leasing.gone(rank, lost=False))
+
+    def retire(self, rank: int) -> list[Action]:
+        """Go on with a worker that serves another shard by now; it asks like a server from then on."""
+        self.averages.gone(rank, lost=True)
+        return self.tell([*self._leasing.retire(rank), *self._epoch_means.gone(rank, lost=False)])
 
     @property
     def in_mean(self) -> bool:

@@ -76,14 +76,14 @@ class Strike:
     Attributes:
         framework: what the training is written with.
         algorithm: how it exchanges.
-        servers: how many of its ranks serve; one more than four if two do, and have a spare.
+        servers: how many of its ranks serve; one more than four if two do, and are replaced.
         victim: the rank that is killed, or `LAUNCHER`.
         after_s: how long after all ranks have begun; it may be after the end. Without a moment only.
         ulfm: whether the launcher lets the others go on.
         moment: where the victim waits to be killed, one of `moments`; empty: nowhere.
         turn: in which of its writes, if the moment is within one.
         spares: how many of the ranks may take over from the server: the last ones.
-        heir: the first worker may.
+        heir: the first worker may, or for each server one.
     """
 
     framework: Literal["torch", "keras"]
@@ -103,6 +103,11 @@ class Strike:
         return self.spares > 0 or self.heir
 
     @property
+    def heir_of_victim(self) -> set[int]:
+        """The worker that serves once the victim is dead, if one does."""
+        return {self.servers + self.victim} if self.heir and 0 <= self.victim < self.servers else set()
+
+    @property
     def workers(self) -> range:
         """The ranks that train."""
         return range(self.servers, self.ranks - self.spares)
@@ -110,7 +115,7 @@ class Strike:
     @property
     def ranks(self) -> int:
         """How many ranks there are."""
-        return RANKS + (self.spares > 0 and self.servers > 1)
+        return RANKS + (self.replaced and self.servers > 1)
 
     @property
     def kind(self) -> str:
@@ -118,8 +123,8 @@ class Strike:
         if self.spares and not self.moment and self.victim not in (LAUNCHER, *self.workers):
             spared = "server with a spare" if self.servers == 1 else "server of two with a spare"
             return spared if self.victim < self.servers else "spare"
-        if self.heir and self.victim in (0, 1) and not self.moment:
-            return "worker that is the heir" if self.victim else "server with an heir"
+        if self.heir and 0 <= self.victim < 2 * self.servers and not self.moment:
+            return "server with an heir" if self.victim < self.servers else "worker that is an heir"
         if self.moment:
             return "half-written file" if self.moment in moments.WRITING else "leaving"
         if self.victim == LAUNCHER:
@@ -162,13 +167,10 @@ def strikes(
         frameworks: what the trainings are written with.
         ulfm: half of them are of trainings in which the launcher lets the others go on.
         spared: all of them are, and have a spare, every fifth one for two servers; no launcher is killed.
-        heir: all of them are of one server, whose place a worker takes.
+        heir: the same trainings, but workers take the places of servers.
     """
     if heir:
-        moments_of = [
-            replace(one, spares=0, heir=True) for one in strikes(seed, count, frameworks, spared=True)
-        ]
-        return [one if one.servers == 1 else replace(one, servers=1, victim=0) for one in moments_of]
+        return [replace(one, spares=0, heir=True) for one in strikes(seed, count, frameworks, spared=True)]
     draw, draw_spares, draw_servers = (random.Random(seed) for _ in range(3))
     chosen = []
     for number in range(count):
@@ -368,7 +370,7 @@ def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
     """Return for how long, in seconds, a living worker made no step about the time of the strike."""
     longest_s = 0.0
     for rank in strike.workers:
-        if rank != strike.victim and not (strike.heir and strike.victim == 0 and rank == 1):
+        if rank not in {strike.victim} | strike.heir_of_victim:
             at_s = [float(line.split(maxsplit=1)[0]) for line in _lines(folder, rank)]
             gaps = [
                 after - before
@@ -470,7 +472,7 @@ def _check_used(strike: Strike, folder: Path, told: str) -> None:
 
     A worker that serves since the server's death counts as dead: it trains no more.
     """
-    gone = {strike.victim, *([1] if strike.heir and strike.victim == 0 else [])}
+    gone = {strike.victim} | strike.heir_of_victim
     used = sum((_used(folder, rank) for rank in strike.workers if rank not in gone), Counter())
     dead = sum((_used(folder, rank) for rank in gone), Counter())
     assert max(used.values(), default=0) <= EPOCHS, told
@@ -516,7 +518,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=6)
     options.add_argument("--jobs", type=int, default=1, help="how many at a time; stalls get longer")
     options.add_argument("--spared", action="store_true", help="only trainings with a spare")
-    options.add_argument("--heir", action="store_true", help="only trainings whose first worker is the heir")
+    options.add_argument("--heir", action="store_true", help="only trainings in which workers are heirs")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
     given = options.parse_args()
     mpi, table = running_mpi(), _Table()

@@ -109,6 +109,19 @@ def test_one_spare_takes_the_place_of_either_of_two_servers(victim, tmp_path):
     assert re.search(rf"finished: \('{words}", outcome.text)
 
 
+@needs_ulfm
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.framework("torch")
+def test_of_two_servers_each_has_a_worker_that_takes_its_place(victim, tmp_path):
+    strike = Strike("torch", "Downpour", 2, victim, moment="part", turn=2, heir=True)
+    outcome = run(strike, tmp_path)
+    assert judge(strike, outcome, tmp_path) == "finished"
+    assert not outcome.late
+    words = rf"rank {victim} on \S+, server {victim}, has died; rank {2 + victim} serves in its place"
+    assert re.search(rf"{words} and trains no more, from a copy of [\d.]+ s before", outcome.text)
+    assert re.search(rf"finished: \('{words}", outcome.text)
+
+
 @pytest.mark.extended
 @pytest.mark.framework("torch")
 def test_a_job_whose_launcher_is_killed_leaves_no_process_and_resumes(tmp_path):

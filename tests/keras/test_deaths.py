@@ -1,4 +1,4 @@
-"""The server of a Keras training dies at any message: the first worker serves within its `fit`."""
+"""A server of a Keras training dies at any message: its heir, a worker, serves within its `fit`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import os
 import random
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,13 +78,15 @@ class End(NamedTuple):
 
 def train(world, wrapper, *, callbacks=(), assignment="static", epochs=EPOCHS, plain=False, **ranks):
     """Train a small model on a rank."""
-    keras.utils.set_random_seed(1)
     count, layers = Count(), keras.layers
-    middle = [] if plain else [layers.Dense(3, activation="tanh"), layers.BatchNormalization()]
-    model = keras.Sequential([keras.Input((4,)), count, *middle, layers.Dense(1)])
+    keras.utils.set_random_seed(1)
+    begin = partial(keras.initializers.GlorotUniform, seed=1)  # the seed before is that of all threads
+    hidden = layers.Dense(3, activation="tanh", kernel_initializer=begin())
+    middle = [] if plain else [hidden, layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((4,)), count, *middle, layers.Dense(1, kernel_initializer=begin())])
     inner = keras.optimizers.SGD(0.01, momentum=0.9 if wrapper is nk.GEM else 0.0)
     model.compile(optimizer=wrapper(inner, **ranks), loss="mse", jit_compile=False)
-    roles = {name: value for name, value in ranks.items() if name == "spares"}
+    roles = {name: value for name, value in ranks.items() if name in ("servers", "spares")}
     options = {"features": "x", "labels": "y", "batch_size": BATCH, "assignment": assignment}
     data = nk.Batches({"x": X, "y": Y}, world=world, **options, **roles)
     distribute = nk.Distribute(world=world)
@@ -124,38 +127,42 @@ def check_history(end):
 @pytest.mark.parametrize(
     "seed", [*range(18), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(18, 300))]
 )
-def test_whenever_the_server_dies_the_first_worker_serves_within_its_fit(seed, tmp_path_factory):
+def test_whenever_a_server_dies_its_heir_serves_within_its_fit(seed, tmp_path_factory):
     """At each message: within a batch, a lease, the end of an epoch, a pause, a save, or at the end."""
     draw = random.Random(seed)
     wrapper = WRAPPERS[seed % len(WRAPPERS)]
     assignment, minutes = draw.choice(["static", "dynamic"]), draw.choice([0, 0.02 / 60])
     means = draw.random() < 0.5
+    servers = 1 if wrapper is nk.GEM else 1 + seed // len(WRAPPERS) % 2
+    victim = draw.randrange(servers)
 
     def run(folder, *faults):
         def program(world):
             callbacks = [nk.Checkpoint(folder, minutes=minutes), *([nk.MetricAverage()] if means else [])]
-            return train(world, wrapper, callbacks=callbacks, assignment=assignment, heir=True)
+            roles = {"servers": servers, "heir": True}
+            return train(world, wrapper, callbacks=callbacks, assignment=assignment, **roles)
 
-        return on_ranks(program, faults)
+        return on_ranks(program, faults, servers + WORKERS)
 
     _, reached = run(tmp_path_factory.mktemp("unharmed"))
-    points = {name: count for (rank, name), count in reached.items() if rank == 0 and name != "gather"}
+    points = {name: count for (rank, name), count in reached.items() if rank == victim and name != "gather"}
     point = draw.choice(sorted(points))
-    fault, folder = (0, point, draw.randint(1, points[point])), tmp_path_factory.mktemp("run")
+    fault, folder = (victim, point, draw.randint(1, points[point])), tmp_path_factory.mktemp("run")
     try:
         ends, _ = run(folder, fault)
     except PeerLostError as error:
-        assert "before the first worker had a copy" in str(error), fault  # noqa: PT017 - else it goes on
+        assert f"before worker {victim} had a copy" in str(error), fault  # noqa: PT017 - else it goes on
     else:
         dead = [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)]
-        assert dead in ([0], []), fault
-        for end in ends[1:]:
+        assert dead in ([victim], []), fault
+        living = [end for rank, end in enumerate(ends) if rank != victim]
+        for end in living:
             check_history(end)
-            for one, other in zip(end.weights, ends[1].weights, strict=True):
+            for one, other in zip(end.weights, living[-1].weights, strict=True):
                 np.testing.assert_array_equal(one, other, err_msg=f"{fault}")
         leased = assignment == "dynamic" and wrapper in (nk.Downpour, nk.DynSGD, nk.EASGD)
         if leased:  # else the share of the heir is missing from then on, or the rest of its last lease
-            assert (sum(end.times for end in ends[1:]) >= EPOCHS).all(), fault
+            assert (sum(end.times for end in living) >= EPOCHS).all(), fault
     for path in folder.glob("checkpoint-??????"):
         SavedCheckpoint.open(path, int(path.name[-6:])).verify()
     again, _ = run(folder)
@@ -229,6 +236,29 @@ def test_the_metrics_and_the_validation_of_an_heir_are_those_of_a_server():
         mean = np.mean([end.history["loss"][epoch] for end in others])
         assert first.history["loss"][epoch] == pytest.approx(mean, rel=1e-5)
     assert all("val_loss" not in end.history for end in others)
+
+
+@pytest.mark.parametrize("roles", [{"heir": True}, {"spares": 1}], ids=["heir", "spare"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_of_two_servers_only_the_first_or_who_takes_its_place_writes(victim, roles, tmp_path):
+    """The other one has the callbacks of any server: that for its rate."""
+
+    def program(world):
+        logger = keras.callbacks.CSVLogger(tmp_path / f"{world.rank}.csv")
+        callbacks = [logger, keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, min_delta=1e9)]
+        try:
+            return train(world, nk.Synchronous, callbacks=callbacks, servers=2, **roles)
+        finally:  # that of the dead server is still open
+            if (file := getattr(logger, "csv_file", None)) is not None:
+                file.close()
+
+    heir, size = 2 + victim, 2 + WORKERS
+    follows, size = (heir, size) if "heir" in roles else (size, size + 1)
+    ends, _ = on_ranks(program, [(victim, "receive EPOCH", 2)], size)
+    assert isinstance(ends[victim], InjectedFault)
+    assert ends[follows].role == f"server {victim}"
+    assert {path.stem for path in tmp_path.glob("*.csv")} == {"0", *([str(follows)] if victim == 0 else [])}
+    assert ends[follows].rate < 0.01
 
 
 def replayed(center, taken):

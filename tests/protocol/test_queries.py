@@ -797,6 +797,28 @@ def test_who_waits_gets_what_another_one_leaves_behind(end: str, rest: list[int]
     assert found(room.answer(1)) == rest
 
 
+def test_a_worker_that_serves_by_now_gets_no_samples_and_others_get_those_that_it_held() -> None:
+    leasing = Leasing([1, 2], patient=True)
+    room = Room(leasing, members=3)
+    take(room, 2)
+    assert take(room, 2) == [0, 1, 2]
+    assert leasing.retire(2) == []
+    assert take(room, 2) is None
+    room.ask(2, GiveBackQuery(data=data(), left=1))
+    assert room.answer(2) == Answer()
+    assert sorted(used_up(room, 1)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_worker_that_waits_for_a_lease_and_serves_by_now_waits_no_more() -> None:
+    leasing = Leasing([1, 2], patient=True)
+    room = Room(leasing, members=3)
+    assert take(room, 2) == [0, 0, 1]
+    taken(room, 1, 7)
+    room.ask(1, lease())
+    assert leasing.retire(1) == [(1, LeaseAnswer(lease=None))]
+    assert used_up(room, 2) == []
+
+
 def test_nobody_waits_for_a_lease_while_all_are_to_pause() -> None:
     leasing = Leasing([1, 2], patient=True)
     ask = leasing.handlers[LeaseQuery]

@@ -93,33 +93,67 @@ def test_all_workers_make_all_epochs_whenever_servers_die(name, data):
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_others_make_all_epochs_whoever_dies_where_a_worker_is_the_heir(name, data):
-    """Up to two of the server, its heir and the other workers die, each between any two messages."""
+def test_the_others_make_all_epochs_whoever_dies_where_workers_are_heirs(name, data):
+    """Up to two of the servers, their heirs and the other workers die, each between any two messages."""
     schedule = data.draw(st.sampled_from([Interleaved, RandomOrder]))(data.draw(st.integers(0, 99)))
-    victims = data.draw(st.lists(st.sampled_from(["server", "server", 1, 2, 3]), max_size=2))
+    servers = data.draw(st.sampled_from([1, 2])) if name not in ("backup", "lock") else 1
+    workers = range(servers, servers + 3)
+    victims = data.draw(st.lists(st.sampled_from(["server", "server", *workers]), max_size=2))
     times = sorted(data.draw(st.lists(st.integers(0, 60), min_size=4, max_size=4, unique=True)))
-    deaths = [ServerDeath(*times[2 * at : 2 * at + 2]) for at in range(victims.count("server"))]
+    deaths = [
+        ServerDeath(*times[2 * at : 2 * at + 2], shard=data.draw(st.integers(0, servers - 1)))
+        for at in range(victims.count("server"))
+    ]
     losses = {rank: data.draw(st.integers(0, 25)) for rank in victims if rank != "server"}
+    heirs = {one.shard: servers + one.shard for one in deaths}
     try:
-        run = train(name, deaths=deaths, schedule=schedule, losses=losses, heir=True)
+        run = train(name, deaths=deaths, schedule=schedule, losses=losses, servers=servers, heir=True)
     except PeerLostError as error:
         assert "a server of the centre has died" in str(error)  # noqa: PT017 - else they go on
-        assert len(deaths) == 2 or (deaths and 1 in losses)
+        assert len(deaths) == 2 > len(heirs) or losses.keys() & heirs.values()
         return
-    (server,) = run.servers
-    died = bool(deaths) and deaths[0].died <= run_length(run)
-    assert server.rank == (1 if died else 0)
-    assert server.finished
-    assert died <= (server.peers[1].standing.name == "LOST")
+    died = {one.shard for one in deaths if one.died <= run_length(run)}
+    for shard, server in enumerate(run.servers):
+        assert server.rank == (heirs[shard] if shard in died else shard)
+        assert server.finished
+    turned = {heirs[shard] for shard in died}
     for worker in run.workers:
-        (client,) = worker.shard_clients
-        if server.peers[worker.rank].standing.name == "LOST":
-            assert worker.rank in losses or (died and worker.rank == 1)
+        standings = {server.peers[worker.rank].standing.name for server in run.servers}
+        assert worker.rank not in turned or standings <= {"LOST", "LEFT"}
+        if worker.rank in turned or "LOST" in standings:
+            assert worker.rank in turned or worker.rank in losses
             continue
-        assert client.phase.name == "LEFT"
-        assert client.epochs == 2
-        assert client.rule.clock == 7
+        for client in worker.shard_clients:
+            assert client.phase.name == "LEFT"
+            assert client.epochs == 2
+            assert client.rule.clock == 7
         assert np.isfinite(worker.parameters.vector).all()
+
+
+@pytest.mark.parametrize("name", ["downpour", "lag", "synchronous", "easgd", "rounds"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_both_servers_die_one_after_the_other_and_the_third_worker_trains_on(name, order):
+    deaths = [ServerDeath(8, 11, order[0]), ServerDeath(16, 19, order[1])]
+    run = train(name, deaths=deaths, servers=2, heir=True)
+    assert [server.rank for server in run.servers] == [2, 3]
+    for server in run.servers:
+        assert {rank: peer.standing.name for rank, peer in server.peers.items()} == {
+            2: "LOST",
+            3: "LOST",
+            4: "LEFT",
+        }
+        assert server.peers[4].epochs == 2
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("first", ["server", "heir"])
+def test_a_server_and_its_heir_end_the_training_in_either_order(shard, first):
+    heir, options = 2 + shard, {"servers": 2, "heir": True}
+    deaths = [ServerDeath(5, 15 if first == "server" else 30, shard)]
+    turns_at = sum(ranks.count(heir) for ranks in train("downpour", deaths=deaths, **options).trace.values())
+    losses = {heir: turns_at if first == "server" else 3}
+    with pytest.raises(PeerLostError, match="a server of the centre has died"):
+        train("downpour", deaths=deaths, losses=losses, **options)
 
 
 def run_length(run):
@@ -129,8 +163,11 @@ def run_length(run):
 
 @pytest.mark.parametrize("name", ["downpour", "push and fetch", "easgd"])
 @pytest.mark.parametrize("heir", [False, True])
+@pytest.mark.parametrize(("servers", "shard"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("died", [4, 6, 9])
-def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, heir, monkeypatch):
+def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(
+    name, died, servers, shard, heir, monkeypatch
+):
     """Bit for bit, by a rule of its own to which the contributions are given that the second server took."""
     algorithm, optimizers = ALGORITHMS[name]
     taken, copies = [], []
@@ -143,22 +180,27 @@ def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(name, died, hei
         def note(message):
             if message.kind in (Kind.EXCHANGE, Kind.PUSH):
                 late = self.rule.clock - message.pulled_at
-                taken.append(Contribution(message.sender, message.vector.copy(), late, message.share))
+                sample = self.peers[message.sender].sample
+                taken.append(Contribution(message.sender, message.vector.copy(), late, message.share, sample))
 
         self.before_taking = note
 
     monkeypatch.setattr(Server, "take_over", watched)
-    run = train(name, deaths=[ServerDeath(died - 3, died)], heir=heir)
+    at = servers * died
+    run = train(name, deaths=[ServerDeath(at - 3, at, shard)], servers=servers, heir=heir)
     (copied,) = copies
     assert taken
     optimizer = copy.deepcopy(optimizers.get("optimizer"))  # that of others steps parts of other sizes
-    rule = algorithm.center(np.zeros(7, "f4"), 3, optimizer)
+    server = run.servers[shard]
+    rule = algorithm.center(np.zeros_like(server.rule.center), 3, optimizer)
+    if servers > 1:
+        rule.share(7)
     rule.load(copied)
     assert rule.center.tobytes() == copied["center"].tobytes()
     for one in taken:
         rule.commit([one])
-    assert run.center.tobytes() == rule.center.tobytes()
-    assert run.servers[0].rule.clock == rule.clock
+    assert server.rule.center.tobytes() == rule.center.tobytes()
+    assert server.rule.clock == rule.clock
 
 
 def test_without_a_death_spares_change_no_bit():
@@ -217,7 +259,7 @@ def test_a_late_message_of_a_worker_that_left_is_not_waited_for():
         assert run.servers[0].finished
 
 
-@pytest.mark.parametrize(("servers", "workers"), [(2, 3), (1, 1)])
+@pytest.mark.parametrize(("servers", "workers"), [(2, 2), (1, 1)])
 def test_an_heir_is_refused_where_it_cannot_serve(servers, workers):
     start, options = [np.zeros(2, "f4")] * 2, {"workers": workers, "servers": servers}
     with pytest.raises(ConfigurationError, match=f"heir=True with {servers} servers and {workers} workers"):
@@ -235,13 +277,20 @@ def test_a_shard_that_nobody_serves_is_named():
         train("downpour", deaths=[ServerDeath(1, 2, shard=2)], servers=2)
 
 
+@pytest.mark.parametrize("heir", [False, True])
 @pytest.mark.parametrize("shard", [0, 1])
-def test_one_shard_goes_back_to_its_copy_and_the_other_goes_on(shard):
-    run = train("downpour", deaths=[ServerDeath(20, 30, shard)], servers=2)
-    assert run.servers[shard].rank == 5
+def test_one_shard_goes_back_to_its_copy_and_the_other_goes_on(shard, heir):
+    """The heir's steps until then are in the other shard, too."""
+    run = train("downpour", deaths=[ServerDeath(20, 30, shard)], servers=2, heir=heir)
+    assert run.servers[shard].rank == (2 + shard if heir else 5)
     assert run.servers[shard].commits_lost > 0
-    assert run.servers[1 - shard].rank == 1 - shard
-    assert run.servers[1 - shard].rule.clock == sum(map(sum, STEPS))
+    other = run.servers[1 - shard]
+    assert other.rank == 1 - shard
+    steps = [sum(of_worker) for of_worker in STEPS]
+    if heir:
+        assert sum(steps) - steps[shard] < other.rule.clock < sum(steps)
+    else:
+        assert other.rule.clock == sum(steps)
 
 
 def test_a_join_again_says_where_the_worker_is():
@@ -260,3 +309,68 @@ def test_commits_lost_are_counted_by_what_workers_have_seen():
     assert server.peers[1].epochs == 2
     assert server.progress_at == [0.0, 0.0, 0.0]
     assert rule.center.tolist() == [1.0]
+
+
+# -- a worker that serves another shard ---------------------------------------------------------------------
+
+
+def sent(server, kind, sender, sequence, **fields):
+    """What a server answers to a message: the receivers and the kinds."""
+    frame = Frame(2)
+    vector = frame.vector if kind is Kind.EXCHANGE else None
+    actions = server.handle(Received(Message(kind, sender, sequence, vector=vector, **fields), frame))
+    server.validate()
+    return [(one.rank, one.message.kind, one.message.mark) for one in actions if isinstance(one, Send)]
+
+
+def test_a_worker_that_turns_is_not_waited_for_and_pulls_like_a_server():
+    server = Server(Synchronous().center(np.zeros(2, "f4"), 2, SGD(0.1)), [2, 3], other_servers=[1, 2])
+    for rank in (2, 3):
+        assert sent(server, Kind.JOIN, rank, 0) == [(rank, Kind.CENTER, False)]
+    assert sent(server, Kind.EXCHANGE, 3, 1) == []
+    assert sent(server, Kind.TURN, 2, 0) == [(2, Kind.ACK, True), (3, Kind.CENTER, False)]
+    assert (server.rule.clock, server.awaited, server.turned) == (1, 1, {2})
+    assert sent(server, Kind.PULL, 2, 0) == [(2, Kind.CENTER, False)]
+    assert sent(server, Kind.PULL, 2, 1) == []
+    assert server.tell_wishes() == []
+    server.stopping = True
+    assert server.tell_wishes() == []  # only a sub-server would be told of it without the centre
+    assert sent(server, Kind.EPOCH, 3, 2) == [(2, Kind.CENTER, False)]
+    assert server.pulled_by([2], 1)
+    assert not server.pulled_by([2], 2)
+    assert sent(server, Kind.TURN, 2, 0) == [(2, Kind.ACK, True)]
+    sent(server, Kind.LEAVE, 2, 0)
+    assert server.pulled_by([2], np.inf)
+    assert sent(server, Kind.LEAVE, 3, 3) == []
+    assert server.finished
+
+
+def test_a_worker_that_turns_gives_up_what_it_has_asked_for():
+    server = Server(Synchronous().center(np.zeros(2, "f4"), 2, SGD(0.1)), [2, 3], other_servers=[2])
+    for rank in (2, 3):
+        sent(server, Kind.JOIN, rank, 0)
+    assert sent(server, Kind.EXCHANGE, 2, 1) == []
+    assert sent(server, Kind.TURN, 2, 0) == [(2, Kind.ACK, True)]
+    assert (server.queued, server.rule.clock) == (0, 0)
+
+
+def test_others_do_not_pause_in_an_epoch_that_a_worker_had_finished_before_it_turned():
+    """It is past that epoch with its script, in which it saves as a server."""
+    server = Server(Downpour().center(np.zeros(2, "f4"), 2, SGD(0.1)), [2, 3], other_servers=[2])
+    for rank in (2, 3):
+        sent(server, Kind.JOIN, rank, 0)
+    sent(server, Kind.EPOCH, 2, 1)
+    sent(server, Kind.TURN, 2, 0)
+    assert sent(server, Kind.PAUSE, 3, 0) == [(3, Kind.PAUSED, True)]
+    sent(server, Kind.EPOCH, 3, 1)
+    assert sent(server, Kind.PAUSE, 3, 1) == [(3, Kind.PAUSED, False)]
+
+
+def test_a_worker_that_has_left_turns_and_stays_among_those_that_have():
+    server = Server(Downpour().center(np.zeros(2, "f4"), 1, SGD(0.1)), [2], other_servers=[2])
+    sent(server, Kind.JOIN, 2, 0)
+    sent(server, Kind.LEAVE, 2, 1)
+    assert sent(server, Kind.TURN, 2, 0) == [(2, Kind.ACK, True)]
+    assert server.peers[2].standing.name == "LEFT"
+    assert sent(server, Kind.PULL, 2, 1, mark=True) == [(2, Kind.CENTER, True)]
+    assert server.pulled_by([2], np.inf)

@@ -543,8 +543,8 @@ INHERITED = (
 )
 
 
-def train_with_heir(name, faults, **options):
-    return train(name, faults, spares=0, workers=3, heir=True, **options)
+def train_with_heir(name, faults, *, workers=3, **options):
+    return train(name, faults, spares=0, workers=workers, heir=True, **options)
 
 
 @pytest.mark.usefixtures("_copies_at_once")
@@ -600,10 +600,11 @@ def test_after_the_server_has_died_a_synchronous_step_waits_for_the_workers_that
 
 
 @pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("name", ["synchronous", "rounds"])
-def test_an_heir_changes_no_bit_while_nobody_dies(name):
-    with_heir, told = train_with_heir(name, [])
-    without, _ = train(name, [], spares=0, workers=3)
+def test_heirs_change_no_bit_while_nobody_dies(name, servers):
+    with_heir, told = train_with_heir(name, [], servers=servers)
+    without, _ = train(name, [], servers=servers, spares=0, workers=3)
     assert told == []
     for here, there in zip(with_heir, without, strict=True):
         assert here[0] == there[0]
@@ -629,14 +630,119 @@ def test_the_server_and_a_worker_that_is_not_the_heir_die():
 
 
 def test_without_a_copy_no_worker_serves():
-    with pytest.raises(PeerLostError, match="the server has died before the first worker had a copy"):
+    with pytest.raises(PeerLostError, match="the server has died before worker 0 had a copy"):
         train_with_heir("downpour", [(0, "send COPY", 1)])
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_server_that_dies_after_all_workers_but_its_heir_ends_the_training():
+    faults = [(2, "send EXCHANGE", 2), (3, "send EXCHANGE", 2), (0, "receive EXCHANGE", 12)]
+    with pytest.raises(PeerLostError, match="rank 1: the last worker serves in a dead server's place"):
+        train_with_heir("downpour", faults)
+
+
+# -- heirs of several servers: each has a worker of its own ----------------------------------------------
+
+
+def check_heirs(results, told, *, dead, turned):
+    """Check that these workers serve, and that all that live have made all epochs."""
+    check_all_went_on(results, dead=dead)
+    for rank, result in enumerate(results):
+        if not isinstance(result, Exception) and rank not in turned:
+            assert result[0] == (f"server {rank}" if rank < 2 else f"worker {rank - 2}")
+    for rank in turned:
+        assert results[rank][0] == f"server {rank - 2}"
+        assert np.abs(results[rank][1] - [1, 2, 3]).max() < 2.5
+        words = rf"rank {rank - 2} on \S+, server {rank - 2}, has died; rank {rank} serves in its place and "
+        assert any(re.match(words + r"trains no more, from a copy of", line) for line in told)
+        assert any(re.match(words, line) for line in results[rank][3].lost)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize(("point", "occurrence"), [*POINTS, ("receive LEAVE", 3), ("receive PULL", 2)])
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_wherever_one_of_two_servers_dies_its_own_heir_serves(name, dies, point, occurrence):
+    results, told = train_with_heir(name, [(dies, point, occurrence)], servers=2)
+    role = results[2 + dies][0]
+    check_heirs(results, told, dead={dies}, turned={2 + dies} if role.startswith("server") else set())
+    if role.startswith("worker"):
+        assert not isinstance(results[dies], Exception) or point in ("send ANSWER", "receive LEAVE")
+    elif dies == 1:
+        assert "server 1, has died; rank 3 serves" in results[0][3].lost[0]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("receive EXCHANGE", 4, "receive EXCHANGE", 9),
+        ("receive EXCHANGE", 5, "receive EXCHANGE", 5),
+        ("send CENTER", 6, "receive PULL", 1),
+        ("receive PULL", 2, "send CENTER", 5),
+        ("receive EPOCH", 2, "receive EPOCH", 2),
+        ("send CENTER", 9, "receive EPOCH", 4),
+        ("receive LEAVE", 1, "receive LEAVE", 2),
+        ("receive EXCHANGE", 6, "receive TURN", 1),
+    ],
+)
+def test_both_servers_may_die_one_after_the_other_if_their_heirs_live(name, points):
+    first, at, second, then = points
+    results, told = train_with_heir(name, [(0, first, at), (1, second, then)], servers=2, workers=4)
+    turned = {rank for rank in (2, 3) if results[rank][0].startswith("server")}
+    check_heirs(results, told, dead={0, 1}, turned=turned)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "synchronous", "rounds"])
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (("receive EXCHANGE", 4), ("send CENTER", 3)),  # the heir dies as a server
+        (("receive EXCHANGE", 4), ("send TURN", 1)),  # as it begins to be one
+        (("receive EPOCH", 2), ("send EXCHANGE", 2)),  # as a worker, before
+    ],
+)
+def test_a_server_and_its_heir_end_the_training(name, dies, first, then):
+    with pytest.raises(PeerLostError, match="a server of the centre has died"):
+        train_with_heir(name, [(dies, *first), (2 + dies, *then)], servers=2)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_the_dead_heir_of_one_server_is_said_and_the_other_server_has_its_own():
+    faults = [(3, "send EXCHANGE", 3), (0, "receive EXCHANGE", 16)]
+    results, told = train_with_heir("downpour", faults, servers=2, workers=4)
+    line, *others = told
+    assert line == "rank 3 would have served in the place of server 1; its death now ends the job"
+    check_heirs(results, others, dead={0, 3}, turned={2})
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ["downpour", "easgd", "rounds"])
+@pytest.mark.parametrize("dies", [0, 1])
+def test_an_heir_has_the_other_servers_shard_as_soon_as_it_serves(name, dies, monkeypatch):
+    """Also that of a worker whose own parameters are others than the centre's."""
+    seen = []
+    inherit = _spare_rank.SpareRank.inherit
+
+    def watched(self, known, dead):
+        self._parameters.vector[self._shards[1 - dies].place] = np.nan
+        inherit(self, known, dead)
+        seen.append(np.isfinite(self._parameters.vector).all())
+
+    monkeypatch.setattr(_spare_rank.SpareRank, "inherit", watched)
+    results, _ = train_with_heir(name, [(dies, "receive EXCHANGE", 5)], servers=2)
+    assert results[2 + dies][0] == f"server {dies}"
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"servers": 2}, "heir=True with servers=2 is not possible"),
+        ({"servers": 0}, "heir=True with servers=0 is not possible"),
         ({"group_size": 2}, "heir=True with group_size=2 is not possible"),
         ({"spares": 1}, "heir=True with spares=1 is not possible"),
     ],
@@ -646,10 +752,19 @@ def test_an_heir_is_refused_where_it_cannot_serve(options, told):
         Participant(Downpour(), [np.zeros(2, "f4")], optimizer=SGD(0.1), heir=True, **options)
 
 
-def test_an_heir_is_refused_where_nobody_would_train_on():
+@pytest.mark.parametrize(
+    ("servers", "workers", "told"),
+    [
+        (1, 1, r"heir=True with 1 server and 1 worker is not possible: .* Start 1 more rank, or"),
+        (2, 2, r"heir=True with 2 servers and 2 workers is not possible: .* Start 1 more rank, or"),
+        (2, 1, r"heir=True with 2 servers and 1 worker is not possible: .* Start 2 more ranks, or"),
+    ],
+)
+def test_heirs_are_refused_where_nobody_would_train_on(servers, workers, told):
     def program(world):
-        with Participant(Downpour(), [np.zeros(2, "f4")], optimizer=SGD(0.1), world=world, heir=True):
+        options = {"optimizer": SGD(0.1), "world": world, "servers": servers, "heir": True}
+        with Participant(Downpour(), [np.zeros(2, "f4"), np.zeros(2, "f4")], **options):
             pass
 
-    with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="heir=True with one worker"):
+    with MemoryCluster(servers + workers) as cluster, pytest.raises(ConfigurationError, match=told):
         cluster.run(program, TIMEOUT_S)

@@ -279,9 +279,10 @@ class CheckpointManager:
 
     def _take_over(self) -> None:
         """Save as the dead rank did from now on."""
-        score, self._file = self._saving.score, self._file_of(_saved_as(self._team))
+        former, self._file = self._saving, self._file_of(_saved_as(self._team))
         self._saving = saving_on(self.store, self._team, self._state, self._file)
-        self._saving.score = score
+        self._saving.score = former.score
+        self._saving.go_on_from(former)
 
     # -- writing --------------------------------------------------------------------------------------
 

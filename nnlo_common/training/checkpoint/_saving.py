@@ -199,6 +199,7 @@ class Saving:
         self._waited_long = False  # the warning was given
         self._warnings: list[str] = []  # warnings of the thread
         self._written: PartQuery | None = None  # the thread's report
+        self._former: Saving | None = None
         store.tell = self._warnings.append  # the main thread warns, not the writer's
 
     def want(self, *, end: bool) -> None:
@@ -230,8 +231,13 @@ class Saving:
         self._writer.start(write)
         return True
 
+    def go_on_from(self, former: Saving) -> None:
+        """Go on where another object has saved for this rank."""
+
     def settle(self) -> None:
         """Report the thread's finished writes; call it between any two batches."""
+        if self._former is not None:
+            self._former.settle()
         if self._writer.busy:
             return
         self._writer.wait()
@@ -253,6 +259,8 @@ class Saving:
 
     def _wait(self) -> None:
         """Wait for this rank's thread."""
+        if self._former is not None:
+            self._former._wait()
         waited_s = self._writer.wait()
         if waited_s > _LONG_WAIT_S and not self._waited_long:
             self._waited_long = True
@@ -300,6 +308,10 @@ class _PartSaving(Saving):
         self._trains = not team.serves
         if team.serving is not None:
             team.serving.keeper = self
+
+    def go_on_from(self, former: Saving) -> None:
+        """Report the last writes of what saved this rank's part before: the first server may await them."""
+        self._former = former
 
     def want(self, *, end: bool) -> None:
         """Make all ranks save at their next batch boundary; does nothing on a server."""
