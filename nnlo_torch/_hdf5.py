@@ -197,6 +197,7 @@ class Batches(torch.utils.data.IterableDataset[Any]):
         training.begin_epoch()
         if training.serves:
             return
+        self._take_part(training)  # that of a dead worker, whose place this rank takes with this epoch
         dealt = self._dealt(training, epoch) if leased is None else self._dealt_by(leased, training, epoch)
         for batch, size in dealt:
             if training.ended:

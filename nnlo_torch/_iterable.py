@@ -56,6 +56,8 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
     def __iter__(self) -> Iterator[_Item]:
         loader = torch.utils.data.get_worker_info()
         training = self._training() if self._share is None else None
+        if training is not None and loader is None:
+            training.begin_epoch()  # in which this rank may take the place of a dead worker
         worker, workers = self._share or self._training().share
         groups = workers // (self._group_size if training is None else training.group_size)
         if loader is not None:
@@ -67,8 +69,6 @@ class ShardIterable(torch.utils.data.IterableDataset[_Item]):
             member, worker = divmod(worker, groups)
             workers, groups = workers * loader.num_workers, groups * loader.num_workers
             worker = member * groups + worker * loader.num_workers + loader.id
-        elif training is not None:
-            training.begin_epoch()
         if worker < 0:
             return
         if training is None or loader is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import _store
 
-__all__ = ["LEAVING", "WRITING", "plan", "prepare", "reached"]
+__all__ = ["LEAVING", "WRITING", "plan", "prepare", "reached", "within_a_write"]
 
 #: In the middle of a file: of a rank's own part of a checkpoint, or of the manifest.
 WRITING = ("part", "manifest")
@@ -55,14 +55,21 @@ def prepare(folder: Path, rank: int) -> None:
             time.sleep(60)
 
     if moment in WRITING:
-        _within_a_write(moment, int(turn), wait)
+        within_a_write(moment, int(turn), wait)
     elif moment == "close":
         _within_close(wait)
     else:
         atexit.register(_finalize, wait)  # registered first, so it runs last
 
 
-def _within_a_write(moment: str, turn: int, wait: Callable[[], None]) -> None:
+def within_a_write(moment: str, turn: int, wait: Callable[[], None]) -> None:
+    """Call a function in the middle of a write of this rank.
+
+    Args:
+        moment: one of `WRITING`.
+        turn: in which of its writes.
+        wait: the function.
+    """
     write, writes = _store._write, itertools.count(1)
 
     def write_half(folder: Path, name: str, data: bytes) -> None:

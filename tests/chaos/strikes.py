@@ -4,6 +4,7 @@
     python -m tests.chaos.strikes --count 200 --seed 6
     python -m tests.chaos.strikes --count 200 --seed 6 --only 17
     python -m tests.chaos.strikes --count 40 --heir
+    python -m tests.chaos.strikes --count 40 --places
 
 It uses the MPI of the running Python, prints a line for each strike, and sums up. The exit status is 1 if any
 went wrong; what is left of those stays in their folders.
@@ -48,9 +49,13 @@ __all__ = [
     "Verdict",
     "judge",
     "judge_resumed",
+    "lines_of",
+    "longest_gap",
+    "none_left",
     "run",
     "strike_and_judge",
     "strikes",
+    "until_gone",
 ]
 
 ALGORITHMS = ("AGN", "DiLoCo", "Downpour", "DynSGD", "EASGD", "GEM", "LocalSGD", "Synchronous")
@@ -302,7 +307,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
     with (folder / "text").open("w+") as text:
         given = [folder, strike.algorithm, str(strike.servers), str(strike.spares), str(int(strike.heir))]
         job = starting([*command, *given], text)
-        with job as process, _none_left(members):
+        with job as process, none_left(members):
             if kill:
                 late = _strike(process, strike, folder, members)
             struck_s = time.monotonic()
@@ -312,7 +317,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
             except subprocess.TimeoutExpired:
                 text.seek(0)
                 raise AssertionError(f"{strike} has not ended in {limit_s} s: {text.read()}") from None
-            end_s = _until_gone(members, struck_s)
+            end_s = until_gone(members, struck_s)
         text.seek(0)
         told = text.read()
     assert end_s is not None, f"{strike} left processes {members}: {told}"
@@ -371,14 +376,16 @@ def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
     longest_s = 0.0
     for rank in strike.workers:
         if rank not in {strike.victim} | strike.heir_of_victim:
-            at_s = [float(line.split(maxsplit=1)[0]) for line in _lines(folder, rank)]
-            gaps = [
-                after - before
-                for before, after in itertools.pairwise(at_s)
-                if before < outcome.struck_s + 1 and after > outcome.struck_s
-            ]
-            longest_s = max([longest_s, *gaps])
+            longest_s = max(longest_s, longest_gap(folder, rank, outcome.struck_s))
     return longest_s
+
+
+def longest_gap(folder: Path, rank: int, struck_s: float) -> float:
+    """Return for how long, in seconds, a rank made no step about the time of a strike."""
+    at_s = [float(line.split(maxsplit=1)[0]) for line in lines_of(folder, rank)]
+    pairs = itertools.pairwise(at_s)
+    near = [after - before for before, after in pairs if before < struck_s + 1 and after > struck_s]
+    return max(near, default=0.0)
 
 
 def _strike(
@@ -418,7 +425,7 @@ def _pids(folder: Path) -> dict[int, int]:
 
 
 @contextlib.contextmanager
-def _none_left(members: list[psutil.Process]) -> Iterator[None]:
+def none_left(members: list[psutil.Process]) -> Iterator[None]:
     """End what is left of a job, also where its launcher is gone."""
     try:
         yield
@@ -428,7 +435,7 @@ def _none_left(members: list[psutil.Process]) -> Iterator[None]:
                 one.kill()
 
 
-def _until_gone(members: list[psutil.Process], since_s: float) -> float | None:
+def until_gone(members: list[psutil.Process], since_s: float) -> float | None:
     """Wait for the end of the processes; return when the last one had ended, None if any has not."""
     while time.monotonic() < since_s + _END_S:
         if not any(map(_runs, members)):
@@ -457,14 +464,14 @@ def _died(strike: Strike, outcome: Outcome) -> bool:
     return f"rank {strike.victim} on" in outcome.text
 
 
-def _lines(folder: Path, rank: int) -> list[str]:
+def lines_of(folder: Path, rank: int) -> list[str]:
     """Return the notes of a rank's steps; a killed one may have begun another."""
     path = folder / f"used{rank}"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def _used(folder: Path, rank: int) -> Counter[int]:
-    return Counter(int(number) for line in _lines(folder, rank) for number in line.split()[1:])
+    return Counter(int(number) for line in lines_of(folder, rank) for number in line.split()[1:])
 
 
 def _check_used(strike: Strike, folder: Path, told: str) -> None:
@@ -520,7 +527,12 @@ def main() -> int:
     options.add_argument("--spared", action="store_true", help="only trainings with a spare")
     options.add_argument("--heir", action="store_true", help="only trainings in which workers are heirs")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
+    options.add_argument("--places", action="store_true", help="only trainings whose second spare may train")
     given = options.parse_args()
+    if given.places:
+        from tests.chaos.places import strike_all_places  # which uses this module
+
+        return int(strike_all_places(given.seed, given.count, given.jobs, given.only) > 0)
     mpi, table = running_mpi(), _Table()
     kinds = {"ulfm": mpi == "Open MPI", "spared": given.spared, "heir": given.heir}
     chosen = list(enumerate(strikes(given.seed, given.count, **kinds), 1))

@@ -78,3 +78,14 @@ def test_a_death_in_the_middle_of_a_reply(what, tmp_path):
             re.fullmatch(r"worker: after (\d) parts: .*rank 0.*in the middle of a reply.*", said[0])[1]
         )
         assert 1 <= parts <= 3
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_message_that_comes_after_the_receiver_has_closed_disturbs_nothing_later():
+    """MPI would take it for one of the next communicator, which may have the same number."""
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH has no calls for ranks that outlive others")
+    done = mpiexec(2, PROGRAMS / "late_leave.py", timeout_s=20, options=["--with-ft", "ulfm"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['rank 0', 'rank 1']"] * 2

@@ -139,7 +139,9 @@ class Running(subprocess.Popen[str]):
 
 
 @contextlib.contextmanager
-def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterator[Running]:
+def running(
+    n: int, program: Path, *args: str, timeout_s: float = 45, options: Sequence[str] = ()
+) -> Iterator[Running]:
     """Run a Python program on n ranks while the test looks on; at the end nothing of it is left.
 
     Args:
@@ -147,9 +149,10 @@ def running(n: int, program: Path, *args: str, timeout_s: float = 45) -> Iterato
         program: a Python file.
         args: its arguments.
         timeout_s: after this the whole job is killed.
+        options: options of mpiexec itself.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        command = [launcher(), "-n", str(n), *start_of(program), *args]
+        command = [launcher(), *options, "-n", str(n), *start_of(program), *args]
         process = _start(command, None, errors, Running)
         process.written, process.overdue = errors, False
 

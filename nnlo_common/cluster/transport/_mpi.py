@@ -212,7 +212,7 @@ class MPIEndpoint:
     It is one class because one poll looks at all requests; parts, deaths and wake-ups have classes of theirs.
 
     Args:
-        comm: the communicator; freed by `close`.
+        comm: the communicator; freed by `close`, unless messages may still be under way to this rank.
         links: the links to its peers.
         wakeup: the socket that wakes this rank.
         wakeups: the addresses of these sockets for the ranks of this host, by rank.
@@ -377,7 +377,10 @@ class MPIEndpoint:
         self._slots = []
         self._wake_peers()
         self.wakeup.close()
-        if self._abandoned:
+        # A spare or heir closes while others still tell it that they leave. MPI would take such a message
+        # for one of the next communicator with this number, and lose one of that.
+        sides = {channel.link.serving for channel in self._channels.values()}
+        if self._abandoned or len(sides) > 1:
             return
         with self._noting_deaths():
             self._comm.Free()

@@ -1,0 +1,41 @@
+"""Trainings in which a worker is killed, and the second spare trains in its place from the next epoch on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.dying import Death
+from tests.chaos.places import PlacesStrike, places_strikes, strike_places
+from tests.helpers.jobs import running_mpi
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.slow,
+    pytest.mark.framework("torch"),
+    pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies"),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "assignment", "deaths"),
+    [
+        ("Synchronous", "static", (Death(2, "step", 1, 7),)),
+        pytest.param(
+            *("EASGD", "static", (Death(1, "part", 0, 2), Death(0, "evaluation", 4))),
+            marks=pytest.mark.extended,
+        ),
+        ("Downpour", "dynamic", (Death(3, "step", 1, 7), Death(0, "end", 4))),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "; ".join(map(str, one)),
+)
+def test_a_spare_trains_in_a_dead_workers_place(algorithm, assignment, deaths, tmp_path):
+    """Also if the server dies later, whose place the first spare takes."""
+    strike = PlacesStrike("chosen", "torch", algorithm, assignment, deaths)
+    assert strike_places(strike, tmp_path).end == "place taken"
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strike", places_strikes(seed=1, count=39), ids=str)
+def test_no_death_keeps_a_place_free_or_loses_samples(strike, tmp_path):
+    strike_places(strike, tmp_path).check_times()

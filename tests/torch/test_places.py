@@ -1,0 +1,83 @@
+"""A spare that takes a dead worker's place has that worker's samples at once, whatever deals them out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nnlo_common.testing import InjectedFault, MemoryCluster
+from nnlo_common.training import _server_rank, _state_copies
+
+torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+import h5py  # noqa: E402
+
+import nnlo_torch as nt  # noqa: E402
+
+pytestmark = pytest.mark.framework("torch")
+EPOCHS, SAMPLES, WORKERS, DIES = 4, 24, 3, 2
+
+
+@pytest.fixture(autouse=True)
+def _copies_at_once(monkeypatch):
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+
+
+@pytest.fixture
+def file(tmp_path):
+    with h5py.File(tmp_path / "numbers.h5", "w") as opened:
+        opened["x"] = np.arange(SAMPLES, dtype="f4")[:, None]
+    return tmp_path / "numbers.h5"
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return map(float, range(SAMPLES))
+
+
+def sampled(optimizer, file):
+    data = torch.arange(SAMPLES, dtype=torch.float32)[:, None]
+    sampler = nt.ShardSampler(data, optimizer=optimizer)
+    return lambda: torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+
+
+def batches(optimizer, file):
+    made = nt.Batches(file, features="x", batch_size=2, optimizer=optimizer)
+    return lambda: (x for (x,) in made)
+
+
+def iterable(optimizer, file):
+    data = nt.ShardIterable(Numbers(), optimizer=optimizer)
+    return lambda: (x[:, None].float() for x in torch.utils.data.DataLoader(data, batch_size=2))
+
+
+@pytest.mark.parametrize("source", [sampled, batches, iterable])
+def test_from_the_next_epoch_on_a_spare_has_the_dead_workers_share(source, file):
+    def program(world):
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(
+            torch.optim.SGD(model.parameters(), lr=1e-4), model=model, world=world, spares=2
+        )
+        loop, taken = source(optimizer, file), []
+        for _ in range(EPOCHS):
+            taken.append([])
+            for inputs in loop():
+                model(inputs).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                taken[-1] += inputs[:, 0].int().tolist()
+            optimizer.mean({"ranks": 1.0})
+        optimizer.close()
+        return optimizer.role, taken
+
+    with MemoryCluster(1 + WORKERS + 2) as cluster:
+        cluster.fail(DIES, "send EPOCH", 1)
+        ranks = cluster.run(program, 60)
+    assert isinstance(ranks[DIES], InjectedFault)
+    living = [one for one in ranks if not isinstance(one, InjectedFault)]
+    assert ranks[5][0] == "worker 1"
+    joined = next(epoch for epoch, taken in enumerate(ranks[5][1]) if taken)
+    assert joined == 1
+    for epoch in range(joined, EPOCHS):
+        assert sorted(one for _, taken in living for one in taken[epoch]) == list(range(SAMPLES))
