@@ -100,6 +100,11 @@ class RankOptions:
                 "added up: give group_size=, or servers=0 so that all ranks are one group, or leave "
                 "all_reduce out"
             )
+        if self.stall_timeout_s is not None and not self.servers:
+            raise ConfigurationError(
+                f"stall_timeout_s={self.stall_timeout_s:g} with servers=0 is not possible: nobody watches "
+                "the ranks of one group, which wait for each other. Leave stall_timeout_s out, or have a server"
+            )
         self._check_heir()
 
     def _check_heir(self) -> None:

@@ -81,6 +81,11 @@ def test_impossible_values_are_refused_with_the_name_of_what_was_given_them(name
     assert str(raised.value) == f"Participant: {name}={wrong!r} is not possible: it must be {said}"
 
 
+def test_a_limit_for_stalled_ranks_is_refused_where_nobody_watches():
+    with pytest.raises(ConfigurationError, match="^Participant: stall_timeout_s=8 with servers=0 is not"):
+        Participant(Downpour(), [], servers=0, stall_timeout_s=8)
+
+
 def test_an_unknown_option_is_refused_as_python_does():
     with pytest.raises(TypeError, match=r"Participant\(\) got an unexpected keyword argument 'server'"):
         Participant(Downpour(), [], server=1)
