@@ -103,7 +103,7 @@ class RankOptions:
         if self.stall_timeout_s is not None and not self.servers:
             raise ConfigurationError(
                 f"stall_timeout_s={self.stall_timeout_s:g} with servers=0 is not possible: nobody watches "
-                "the ranks of one group, which wait for each other. Leave stall_timeout_s out, or have a server"
+                "the ranks of one group, which wait for each other. Leave it out, or have a server"
             )
         self._check_heir()
 

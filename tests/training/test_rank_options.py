@@ -82,7 +82,7 @@ def test_impossible_values_are_refused_with_the_name_of_what_was_given_them(name
 
 
 def test_a_limit_for_stalled_ranks_is_refused_where_nobody_watches():
-    with pytest.raises(ConfigurationError, match="^Participant: stall_timeout_s=8 with servers=0 is not"):
+    with pytest.raises(ConfigurationError, match=r"^Participant: stall_timeout_s=8 with servers=0 is"):
         Participant(Downpour(), [], servers=0, stall_timeout_s=8)
 
 
