@@ -364,7 +364,6 @@ def nested(rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         )
     ends = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
     make: Callable[..., torch.Tensor] = torch.nested.nested_tensor_from_jagged
-    known = (
-        "max_seqlen" in inspect.signature(make).parameters
-    )  # before 2.5 it looks for the longest row itself
+    # Before 2.5 it looks for the longest row itself.
+    known = "max_seqlen" in inspect.signature(make).parameters
     return make(rows[mask], ends, **({"max_seqlen": mask.shape[1]} if known else {}))

@@ -185,9 +185,8 @@ class SpareRank(ServerRank):
         # Shards, and the workers that have left them, and the servers and spares that need no more of them.
         self._departed: set[tuple[int, int]] = set()
         self._over: set[tuple[int, int]] = set()
-        self._turning: set[int] = (
-            set()
-        )  # shards whose servers have not answered that this rank trains no more
+        # Shards whose servers have not answered that this rank trains no more.
+        self._turning: set[int] = set()
         self._only_fetches = False  # this rank assembles, and stood by when it began to
         self._ends = False  # the script is over
         self._replaced: int | None = None  # place of a dead server among the losses, until they are counted

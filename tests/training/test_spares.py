@@ -306,6 +306,7 @@ def test_the_death_of_a_spare_is_said_and_changes_nothing():
     assert results[0][1].tobytes() == plain[0][1].tobytes()
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 def test_before_the_first_copy_the_death_ends_the_training():
     with pytest.raises(PeerLostError, match="the server has died before a spare had a copy"):
         train("downpour", [(0, "send COPY", 1)])
@@ -629,6 +630,7 @@ def test_the_server_and_a_worker_that_is_not_the_heir_die():
     assert results[3][2] == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 def test_without_a_copy_no_worker_serves():
     with pytest.raises(PeerLostError, match="the server has died before worker 0 had a copy"):
         train_with_heir("downpour", [(0, "send COPY", 1)])
