@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import psutil
 
 from tests.chaos import places_data
@@ -238,6 +237,8 @@ def _command(strike: PlacesStrike, folder: Path) -> list[str | Path]:
 
 
 def _write(path: Path, size: int, seed: int) -> None:
+    import h5py  # the environment for MPICH has none
+
     if not path.exists():
         x, y = places_data.samples(size, seed)
         with h5py.File(path, "w") as file:
