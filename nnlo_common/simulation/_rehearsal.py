@@ -73,8 +73,7 @@ def rehearse(
     size = min(whole_number("parameters", parameters, 1), _LARGEST)
     cluster = _Rehearsal(algorithm, size, optimizer)
     cluster.run()
-    times = cluster.times()
-    return ExchangeTimes(*(one * parameters / size for one in times))
+    return ExchangeTimes(*(one * parameters / size for one in cluster.times))
 
 
 class _Stopwatch:
@@ -103,7 +102,11 @@ class _Stopwatch:
 
 
 class _Rehearsal(VirtualCluster):
-    """A virtual cluster of a server and two workers that notes whose time passes."""
+    """A virtual cluster of a server and two workers that notes whose time passes.
+
+    Attributes:
+        times: what was measured, once it has run.
+    """
 
     def __init__(self, algorithm: Algorithm, size: int, optimizer: VectorOptimizer | None) -> None:
         ranks = VirtualRanks(algorithm, FlatVector.of([np.zeros(size, np.float32)]), 1, _WORKERS)
@@ -111,14 +114,10 @@ class _Rehearsal(VirtualCluster):
         every: int = max(int(getattr(algorithm, "every", 1) or 1), 1)
         self._warm, self._steps = _WARM * every, (_WARM + _COUNTED) * every
         self._gradients = np.random.default_rng(0).standard_normal(size, np.float32)
-        self._watch, self._served, self._told = _Stopwatch(), 0, ExchangeTimes(0.0, 0.0)
+        self._watch, self._served, self.times = _Stopwatch(), 0, ExchangeTimes(0.0, 0.0)
         workers = {one.rank: one for one in ranks.make_workers(None)}
         programs = {rank: self._program(one) for rank, one in workers.items()}
         super().__init__(ranks.make_servers(steps), workers, programs)
-
-    def times(self) -> ExchangeTimes:
-        """Return what was measured."""
-        return self._told
 
     def _program(self, worker: Worker) -> Activity:
         yield from worker.join()
@@ -134,7 +133,7 @@ class _Rehearsal(VirtualCluster):
         if worker.rank == _TIMED:
             self._watch.hand_to("worker")  # until now
             seconds = self._watch.seconds
-            self._told = ExchangeTimes(seconds["server"] / max(self._served, 1), seconds["worker"] / _COUNTED)
+            self.times = ExchangeTimes(seconds["server"] / max(self._served, 1), seconds["worker"] / _COUNTED)
         yield from worker.leave()
 
     def _advance(self, rank: int) -> None:
