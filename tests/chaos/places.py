@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import subprocess
-import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -19,7 +16,7 @@ import psutil
 
 from tests.chaos import places_data
 from tests.chaos.dying import POINTS, Death, plan_deaths
-from tests.chaos.strikes import LONGEST_STALL_S, lines_of, longest_gap, none_left, until_gone
+from tests.chaos.strikes import LONGEST_STALL_S, judged_apart, lines_of, longest_gap, none_left, until_gone
 from tests.helpers.jobs import launcher, start_of, starting
 
 __all__ = [
@@ -419,12 +416,7 @@ def strike_all_places(seed: int, count: int, jobs: int, only: int | None) -> int
 
 def _judged(number: int, strike: PlacesStrike) -> tuple[int, PlacesStrike, PlacesVerdict | None, str]:
     """Strike; return what has happened, and words about it."""
-    folder = Path(tempfile.mkdtemp(prefix="nnlo-places-"))
-    try:
-        verdict = strike_places(strike, folder)
-        verdict.check_times()
-    except Exception as error:  # the other strikes go on
-        (folder / "wrong").write_text("".join(traceback.format_exception(error)))
-        return number, strike, None, f"WRONG: see {folder}/wrong"
-    shutil.rmtree(folder)
+    verdict, _, told = judged_apart(lambda folder: strike_places(strike, folder))
+    if verdict is None:
+        return number, strike, None, told
     return number, strike, verdict, f"{verdict.end}, {verdict.accuracy:.4f}, stall {verdict.stall_s:.2f} s"

@@ -27,11 +27,11 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import psutil
@@ -49,6 +49,7 @@ __all__ = [
     "Verdict",
     "judge",
     "judge_resumed",
+    "judged_apart",
     "lines_of",
     "longest_gap",
     "none_left",
@@ -231,6 +232,13 @@ class Outcome:
     late: bool
     struck_s: float
     end_s: float
+
+
+class _Timed(Protocol):
+    def check_times(self) -> None: ...
+
+
+_VerdictT = TypeVar("_VerdictT", bound=_Timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,16 +557,27 @@ def main() -> int:
     return int(table.wrong > 0)
 
 
-def _judged(number: int, strike: Strike) -> tuple[int, Strike, Verdict | None, int, str]:
-    """Strike; return what has happened, how many samples were lost, and words about it."""
+def judged_apart(judge: Callable[[Path], _VerdictT]) -> tuple[_VerdictT | None, Exception | None, str]:
+    """Judge a strike in a folder of its own; return the verdict, or the error and words about it.
+
+    The folder of a strike that went wrong is kept, with the error in it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="nnlo-strike-"))
     try:
-        verdict = strike_and_judge(strike, folder)
+        verdict = judge(folder)
         verdict.check_times()
     except Exception as error:  # the other strikes go on
         (folder / "wrong").write_text("".join(traceback.format_exception(error)))
-        return number, strike, None, getattr(error, "count", 0), f"WRONG: see {folder}/wrong"
+        return None, error, f"WRONG: see {folder}/wrong"
     shutil.rmtree(folder)
+    return verdict, None, ""
+
+
+def _judged(number: int, strike: Strike) -> tuple[int, Strike, Verdict | None, int, str]:
+    """Strike; return what has happened, how many samples were lost, and words about it."""
+    verdict, error, told = judged_apart(lambda folder: strike_and_judge(strike, folder))
+    if verdict is None:
+        return number, strike, None, getattr(error, "count", 0), told
     times = {
         "went on": f", longest stall {verdict.stall_s:.2f} s",
         "ended and resumed": f", ended within {verdict.end_s:.2f} s",
