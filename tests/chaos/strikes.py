@@ -519,7 +519,7 @@ def _check_checkpoints(folder: Path, told: str) -> None:
 
 def _check_leftovers(folder: Path, told: str) -> None:
     """Check that what killed writers have left is gone."""
-    left = [path.name for path in (folder / "run").glob("checkpoint-*.part")]
+    left = [path.name for path in (folder / "run").glob("checkpoint-*.*")]
     assert not left, f"{left} in {told}"
 
 

@@ -17,6 +17,7 @@ from nnlo_common import PeerLostError
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _server_rank, _state_copies
 from nnlo_common.training.checkpoint import SavedCheckpoint
+from nnlo_common.training.checkpoint._saving import wait_for_all
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
@@ -66,7 +67,10 @@ def run(job, folder, fault=None):
     with MemoryCluster(job.servers + WORKERS + job.spares) as cluster:
         if fault is not None:
             cluster.fail(*fault, may_miss=True)
-        return cluster.run(program, TIMEOUT_S), dict(cluster.points._reached)
+        try:
+            return cluster.run(program, TIMEOUT_S), dict(cluster.points._reached)
+        finally:
+            wait_for_all()  # a dead rank's thread still writes, which a dead process does not
 
 
 @pytest.mark.sampled(4)

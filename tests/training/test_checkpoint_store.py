@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.training.checkpoint import DamagedError, Manifest, Store, packed_tree, unpacked_tree
+from nnlo_common.training.checkpoint import DamagedError, Draft, Manifest, Store, packed_tree, unpacked_tree
 from nnlo_common.training.checkpoint._manifest import MANIFEST
 
 FILES = {"rank0.npz": b"the centre " * 50, "rank1.npz": bytes(range(256)), "empty.json": b""}
@@ -102,7 +102,52 @@ def test_what_a_killed_writer_has_left_is_never_read_and_goes_with_the_next_chec
     assert newest is not None
     assert newest.manifest.number == 3
     filled(tmp_path, 1)
-    assert not [name for name in names(tmp_path) if name.endswith(".part")]
+    assert not [name for name in names(tmp_path) if "." in name]
+
+
+def written(draft: Draft) -> Draft:
+    draft.write("rank0.npz", b"of the late one")
+    return draft
+
+
+def test_a_writer_that_was_taken_for_dead_cannot_complete_what_another_has_begun(tmp_path: Path) -> None:
+    late, next_one = filled(tmp_path, 1), Store(tmp_path)
+    draft = late.begin()
+    assert draft is not None
+    written(draft)
+    begun = next_one.begin()
+    assert begun is not None
+    begun.write("rank0.npz", b"of the next one")
+    with pytest.warns(RuntimeWarning, match="no checkpoint could be written"):
+        assert not late.commit(draft, {})
+    assert next_one.commit(begun, {})
+    newest = Store(tmp_path).newest()
+    assert newest is not None
+    assert newest.read("rank0.npz") == b"of the next one"
+
+
+def test_what_a_late_writer_completes_while_it_is_removed_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, next_one = filled(tmp_path, 1), Store(tmp_path)
+    draft = late.begin()
+    assert draft is not None
+    written(draft)
+    remove, ends = shutil.rmtree, []
+
+    def completed_meanwhile(path: Path) -> None:
+        monkeypatch.undo()
+        (path / "rank0.npz").unlink()
+        ends.append(late.commit(draft, {}))
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", completed_meanwhile)
+    with pytest.warns(RuntimeWarning, match="no checkpoint could be written"):
+        assert next_one.begin() is not None
+    assert ends == [False]
+    newest = Store(tmp_path).newest()
+    assert newest is not None
+    assert newest.manifest.number == 1
 
 
 def test_several_processes_write_one_checkpoint(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def _put_together(value: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 _NAME = re.compile(r"checkpoint-([0-9]{6,18})")
-_PART = re.compile(r"checkpoint-[0-9]{6,18}\.part")
+_PART = re.compile(r"checkpoint-([0-9]{6,18})\.(part|gone)")  # being written, or being removed
 # Of the disk, and of a machine without memory: a checkpoint fails then, but not the training.
 _REFUSALS = (OSError, MemoryError)
 
@@ -286,14 +286,16 @@ class Store:
     def begin(self) -> Draft | None:
         """Begin a checkpoint, and remove the leftovers of killed writers.
 
+        Its number is new even if its predecessor was never completed: a writer that was taken for dead may
+        still go on with that one, and finds it gone.
+
         If the system refuses (disk full, folder read-only, no memory), warn and return None, because a failed
         checkpoint must not end the training. Each problem is warned of once until a checkpoint succeeds.
         """
         draft = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.remove_leftovers()
-            number = max(self._numbers(), default=0) + 1
+            number = max([*self._numbers(), *self.remove_leftovers()], default=0) + 1
             draft = self.draft(number)
             draft.folder.mkdir()
         except _REFUSALS as error:
@@ -301,11 +303,15 @@ class Store:
             return None
         return draft
 
-    def remove_leftovers(self) -> None:
-        """Remove what killed writers have left."""
+    def remove_leftovers(self) -> list[int]:
+        """Remove what killed writers have left; return the numbers of these checkpoints."""
+        numbers = []
         for path in list(self.folder.iterdir()):
-            if _PART.fullmatch(path.name):
-                remove_tree(path)
+            if match := _PART.fullmatch(path.name):
+                numbers.append(int(match[1]))
+                with contextlib.suppress(FileNotFoundError):  # its writer lives, and was faster
+                    _set_aside_and_remove(path)
+        return numbers
 
     def draft(self, number: int) -> Draft:
         """Return the draft that another process has begun, to write this process's files to."""
@@ -454,9 +460,16 @@ def _remove(checkpoint: SavedCheckpoint) -> None:
                     os.unlink(name, dir_fd=here)
         checkpoint.folder.rename(checkpoint.folder.with_name(f"{checkpoint.folder.name}.left"))
         return
-    part = checkpoint.folder.with_name(f"{checkpoint.folder.name}.part")
-    checkpoint.folder.rename(part)
-    remove_tree(part)
+    _set_aside_and_remove(checkpoint.folder)
+
+
+def _set_aside_and_remove(folder: Path) -> None:
+    """Rename a folder before it is removed, so that whoever completes it has it whole or not at all."""
+    gone = folder.with_suffix(".gone")
+    if folder != gone:
+        remove_tree(gone)
+        folder.rename(gone)
+    remove_tree(gone)
 
 
 def _write(folder: Path, name: str, data: bytes) -> None:
