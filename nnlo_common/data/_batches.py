@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._spans import record, recorder, span, stage
 from nnlo_common.data._blocks import Blocks
 from nnlo_common.data._ledger import Lease, Range, Ranges
-from nnlo_common.data._source import Array, RaggedSource, Source
+from nnlo_common.data._source import Array, Field, RaggedSource, Source
 
 __all__ = ["Batches", "Prefetch", "SpareArrays"]
 
@@ -34,6 +35,9 @@ _UNUSED = _uses(deque([np.empty(0)]), 0)
 _COUNTS_ARE_EXACT = sys.implementation.name == "cpython" and "t" not in sys.abiflags
 
 
+_Make: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+
 class SpareArrays:
     """Gives an array that it gave before, if nobody uses that any more.
 
@@ -41,6 +45,7 @@ class SpareArrays:
 
     Args:
         most: how many arrays it remembers; each is kept in memory for its next use.
+        make: returns a new one.
 
     Example:
         >>> spare = SpareArrays(most=2)
@@ -53,8 +58,9 @@ class SpareArrays:
         True
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, make: _Make = np.empty) -> None:
         self._arrays: deque[Array] = deque(maxlen=most)
+        self._new = make
 
     def get(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         """Return an array, its numbers undefined."""
@@ -66,7 +72,7 @@ class SpareArrays:
                 if place == 0:
                     arrays.rotate(-1)
                 return found
-        found = np.empty(shape, dtype)
+        found = self._new(shape, dtype)
         if arrays and arrays[0].shape[0] < shape[0]:  # a short one came first
             arrays.clear()
         if not arrays or arrays[0].shape == shape:  # a shorter last one is not kept
@@ -170,6 +176,9 @@ _MIXED = 64
 _WINDOW_BYTES = 2**26
 # Batches that are parts of the same arrays: few calls for small ones, and what a kept one keeps in memory.
 _MIXED_BYTES = 2**20
+# Batches up to this size are mixed when they are asked for, and few at a time: a processor has them in its
+# cache then. Larger ones are mixed by the thread, which has the time for it.
+_SMALL_BYTES = 2**18
 # Least number of windows in a leased epoch, if it has as many batches. More than the workers, so that all
 # end together; the same for any number of workers, because the order depends on it.
 _LEASED, _LEASED_LARGE = 16, 256
@@ -179,6 +188,35 @@ _IN_MEMORY = ("_ahead", "_spare", "_buffers", "_at", "_used")
 
 # Epoch, the positions of a window, and the positions of it to return batches of.
 _Window: TypeAlias = tuple[int, Range, Range]
+
+
+class _BatchesOnDemand(Sequence[Any]):
+    """Batches that are made when they are asked for, some in a row; only those are remembered.
+
+    Args:
+        count: how many there are.
+        at_once: how many are made together.
+        make: returns those that begin with this one.
+    """
+
+    def __init__(self, count: int, at_once: int, make: Callable[[int], list[Any]]) -> None:
+        self._count, self._at_once, self._make = count, at_once, make
+        self._first, self._made = 0, list[Any]()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        place = index - self._first
+        if not 0 <= place < len(self._made):
+            if not 0 <= index < self._count:
+                raise IndexError(f"batch {index} of {self._count}")
+            self._made = []  # their arrays may be filled again
+            place = index % self._at_once
+            self._first = index - place
+            with span("read", "mixes"):
+                self._made = self._make(self._first)
+        return self._made[place]
 
 
 class Batches:
@@ -212,7 +250,7 @@ class Batches:
     # The batches of the window that `get` returned one of, and what it was asked for: epoch, window and next
     # epoch. Most batches are of the same window as the last.
     _at: tuple[int, int, int | None] | None
-    _used: list[Any]
+    _used: Sequence[Any]
 
     def __init__(
         self,
@@ -243,8 +281,11 @@ class Batches:
         self._order = Blocks(source.lengths, block=self.block, shuffle=shuffle, seed=seed)
         self._part, self._batches = part or (0, self._order.size), 0
         self._member, self._group_size = 0, 1
+        batch_bytes = row_bytes * self.batch_size
+        self._small = shuffle and batch_bytes <= _SMALL_BYTES
         # Samples mixed at once, in whole batches.
-        self._mixed = max(_MIXED_BYTES // (row_bytes * self.batch_size), 1) * self.batch_size
+        mixed_bytes = _SMALL_BYTES if self._small else _MIXED_BYTES
+        self._mixed = max(mixed_bytes // batch_bytes, 1) * self.batch_size
         self._begin()
 
     def take_part(self, part: Range, batches: int = 0) -> None:
@@ -364,7 +405,7 @@ class Batches:
         self._at = epoch, number, then
         return self._used[place]
 
-    def leased(self, lease: Lease, then: Lease | None) -> list[Any]:
+    def leased(self, lease: Lease, then: Lease | None) -> Sequence[Any]:
         """Return the batches of a lease that lies in one window; read those of lease `then` ahead.
 
         The rest of a window has exactly the samples that earlier batches of it did not have.
@@ -387,12 +428,19 @@ class Batches:
 
     def _begin(self) -> None:
         """Begin with nothing in memory."""
-        self._ahead: Prefetch[_Window, list[Any]] = Prefetch(self._read)
+        self._ahead: Prefetch[_Window, Sequence[Any]] = Prefetch(self._read)
         # Of the window that is used, the one read ahead, and one of which a batch is still in use.
-        most = 3 * math.ceil(self.window_size / self._mixed)
+        most = 3 if self._on_demand else 3 * math.ceil(self.window_size / self._mixed)
         self._spare = [SpareArrays(most) for _ in self.source.fields]
-        self._buffers: list[Array] = []
+        self._buffers = [
+            SpareArrays(2 if self._on_demand else 1, partial(_empty, field)) for field in self.source.fields
+        ]
         self._forget()
+
+    @property
+    def _on_demand(self) -> bool:
+        """Whether batches are made when they are asked for; what else must be done is for the thread."""
+        return self._small and not self.bucket and getattr(self.source, "as_read", False)
 
     def _forget(self) -> None:
         """Forget the window in use: its arrays may be filled again."""
@@ -412,7 +460,7 @@ class Batches:
         first = start + lease.start - before
         return lease.epoch, (start, start + length), (first, first + lease.size)
 
-    def _read(self, window: _Window) -> list[Any]:
+    def _read(self, window: _Window) -> Sequence[Any]:
         """Read a window, and return its batches."""
         epoch, (start, stop), (first, last) = window
         # Read in the order of the files, so that each file is read once; the permutation comes after.
@@ -432,26 +480,35 @@ class Batches:
             rows = numbers if rows is None else numbers[rows]
         if self.bucket:
             rows = self._by_length(arrays, rows, stop - start, [self._order.seed, epoch, start, 1])
-        found = list[Any]()
-        for begin in range(first - start, last - start, self._mixed):
+
+        def mixed(batch: int) -> list[Any]:
+            """Return the batches from this one on that are mixed at once: parts of the same arrays."""
+            begin = first - start + batch * self.batch_size
             end = min(begin + self._mixed, last - start)
             some: slice | Array = slice(begin, end) if rows is None else rows[begin:end]
-            with stage("mix"):  # once for many batches, which are parts of these arrays
+            with stage("mix"):
+                if resident is not None:
+                    self.source.check_mapped()  # type: ignore[attr-defined]  # who has `resident` has it
                 chosen = [self._rows(*one, some) for one in zip(arrays, self._spare, strict=True)]
-            found += [self._batch(chosen, at) for at in range(0, end - begin, self.batch_size)]
-        return found
+            return [self._batch(chosen, at) for at in range(0, end - begin, self.batch_size)]
+
+        count, at_once = math.ceil((last - first) / self.batch_size), self._mixed // self.batch_size
+        if self._on_demand:
+            return _BatchesOnDemand(count, at_once, mixed)
+        return [batch for begin in range(0, count, at_once) for batch in mixed(begin)]
 
     def _window_arrays(self, rows: int, *, kept: bool) -> Sequence[Array]:
-        """Return arrays to read a window into; the same as before, unless batches `kept` are parts of them.
+        """Return arrays to read a window into; some used before, unless batches `kept` are parts of them.
 
         New ones would cost as much as reading: the system zeroes each page of them.
         """
         if kept:
             return [field.empty(rows) for field in self.source.fields]
-        if not self._buffers or len(self._buffers[0]) < rows:
-            self._buffers = []
-            self._buffers = [field.empty(rows) for field in self.source.fields]
-        return [array[:rows] for array in self._buffers]
+        whole = min(self.window_size, self.size)
+        return [
+            spare.get((whole, *field.shape), field.dtype)[:rows]
+            for field, spare in zip(self.source.fields, self._buffers, strict=True)
+        ]
 
     def _batch(self, arrays: Sequence[Array], at: int) -> Any:
         chosen = [array[at : at + self.batch_size] for array in arrays]
@@ -488,6 +545,10 @@ class Batches:
             places = np.random.default_rng(seed).permutation(whole // self.batch_size)
             order = order.reshape(-1, self.batch_size)[places].ravel()
         return np.concatenate([rows[:whole][order], rows[whole:]])
+
+
+def _empty(field: Field, shape: tuple[int, ...], _: np.dtype[Any]) -> Array:
+    return field.empty(shape[0])
 
 
 def _nowhere(_: Sequence[Range]) -> None:

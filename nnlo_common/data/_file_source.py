@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from nnlo_common.data._batch_items import (
 )
 from nnlo_common.data._ledger import Range
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, state_of
+from nnlo_common.data._mapped_arrays import check_whole, is_as_read, read_pages
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._preparation import (
     STATISTICS,
@@ -224,6 +224,7 @@ class FileSource:
 
     #: The format of all files; None: it follows from the first.
     _format: ClassVar[Format | None] = None
+    _mapped: Sequence[Array] = ()  # what `resident` has returned last, if files were mapped
 
     def __init__(
         self,
@@ -346,13 +347,18 @@ class FileSource:
         self._note()
         with stage("fetch"):
             if whole is not None:
+                self.check_mapped()
                 for start, stop in ranges:
-                    _read_pages(whole, start, stop)
+                    read_pages(whole, start, stop)
                 return [np.asarray(array) for array in whole], numbers
             assert self._cache is not None  # looked at above
             if all(self._cache.load(start, stop, self._decode) for start, stop in ranges):
                 return self._cache.arrays, numbers
         return None
+
+    def check_mapped(self) -> None:
+        """Raise if a file of `resident` was cut off since."""
+        check_whole(self._mapped)
 
     def _whole(self) -> Sequence[Array] | None:
         """Return the array of each field, if the one file has them as they are; None: they must be read."""
@@ -366,8 +372,10 @@ class FileSource:
                 found = None if look is None else [look(plan.name) for plan in self._plans]
             except Exception:  # `read` waits for a file system that fails for a while, and reports it
                 return None
-        alike = found and all(map(_is_as_read, found, self.fields))
-        return found if alike else None
+        if not found or not all(map(is_as_read, found, self.fields)):
+            return None
+        self._mapped = found
+        return found
 
     def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in some samples; None: the files do not say."""
@@ -395,6 +403,11 @@ class FileSource:
             )
         rest = iter(arrays)
         return tuple(side.assemble(rest, len(arrays[0])) for side in self._sides)
+
+    @property
+    def as_read(self) -> bool:
+        """Whether a batch is the arrays as they were read, at no cost."""
+        return self._taken is not None
 
     def row_lengths(self, arrays: Sequence[Array]) -> npt.NDArray[np.int64]:
         """Return how many entries each row has in its longest ragged column, at most `pad`."""
@@ -526,7 +539,12 @@ class FileSource:
             self._staging.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_staging": None}  # the process that staged the copies releases them
+        # Each process maps the files itself.
+        return {
+            **vars(self),
+            "_mapped": (),
+            "_staging": None,
+        }  # the process that staged the copies releases them
 
     def _note(self) -> None:
         """Tell the recorder of this thread what is read."""
@@ -748,21 +766,6 @@ def _check_needs(*, mask: bool, pad: int | None, copy_command: Sequence[str] | N
         raise ConfigurationError(
             f"copy_command={list(copy_command)} was given without stage_to=; pass a local folder for it"
         )
-
-
-def _is_as_read(array: Array | None, field: Field) -> bool:
-    """Whether an array is what reading would make of it."""
-    if array is None or (array.dtype, array.shape[1:]) != (field.dtype, field.shape):
-        return False
-    return array.flags.c_contiguous and array.flags.aligned
-
-
-def _read_pages(arrays: Sequence[Array], start: int, stop: int) -> None:
-    """Let the system read some rows of mapped files in their order; the rows are then taken in any order."""
-    for array in arrays:
-        if isinstance(array, np.memmap) and array.size:
-            numbers = array[start:stop].reshape(-1).view(np.uint8)
-            numbers[:: mmap.PAGESIZE].max(initial=0)
 
 
 def _names_of(kind: Format, path: str, locking: bool | None) -> list[str]:

@@ -58,7 +58,8 @@ class Field:
 class Source(Protocol):
     """Samples with numbers from 0, read as slices; they may lie in several parts, e.g. files.
 
-    A source that has samples in memory may also have `resident`: see `FileSource`.
+    See `FileSource` for what it may have besides: `resident` and `check_mapped` if it has samples in memory,
+    `as_read` if it assembles arrays as they are.
     """
 
     @property
@@ -105,6 +106,7 @@ class Arrays:
     """
 
     grain = 1
+    as_read = True
 
     def __init__(self, *arrays: Array, lengths: Sequence[int] | None = None) -> None:
         self._arrays = arrays

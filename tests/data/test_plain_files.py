@@ -273,7 +273,59 @@ def test_no_window_is_copied_of_a_mapped_file(tmp_path):
     with closing(FileSource(files, features=features)) as source:
         batches = Batches(source, batch_size=7, shuffle=True)
         list(batches.epoch(0))
-        assert not batches._buffers
+        assert not any(spare._arrays for spare in batches._buffers)
+
+
+@pytest.mark.parametrize("at", ["before a window is read", "before its batches are mixed"])
+def test_a_mapped_file_that_is_cut_off_is_named(tmp_path, at):
+    """To touch what is missing would end the process."""
+    files, features = saved(tmp_path, "npy")
+    with closing(FileSource(files, features=features)) as source:
+        batches = Batches(source, batch_size=7, shuffle=True)
+        source.resident([(0, 7)])
+        if at != "before a window is read":
+            batches.get(0, 0)
+            batches._used._at_once, batches._used._made = 1, []
+        os.truncate(files, 1000)
+        with pytest.raises(
+            ConfigurationError, match=r"was truncated while it was read.*make it again"
+        ) as caught:
+            list(batches.epoch(0))
+        assert files in str(caught.value)
+
+
+def test_a_mapped_file_that_is_deleted_is_read_to_the_end(tmp_path):
+    files, features = saved(tmp_path, "npy")
+    with closing(FileSource(files, features=features)) as source:
+        batches = Batches(source, batch_size=7, shuffle=True)
+        batches.get(0, 0)
+        Path(files).unlink()
+        found = np.concatenate([features for (features,) in batches.epoch(0)])
+    np.testing.assert_array_equal(np.sort(found.ravel()), np.sort(X.ravel()))
+
+
+def test_small_batches_are_mixed_when_they_are_asked_for(tmp_path):
+    """A processor then has them in its cache; what a function is to change is made by the reading thread."""
+    calls = []
+
+    def adapted(x):
+        calls.append(len(x))
+        return x
+
+    files, features = saved(tmp_path, "npy")
+    for options in ({}, {"adapt_features": adapted}):
+        with closing(FileSource(files, features=features, **options)) as source:
+            calls.clear()
+            batches = Batches(source, batch_size=7, shuffle=True, window=3)
+            first = batches.get(0, 0)[0].copy()
+            assert sum(calls) >= (21 if options else 0)  # of this window, and perhaps of the next
+            window = batches._used
+            assert isinstance(window, list) == bool(options)
+            np.testing.assert_array_equal(window[0][0], first)
+            assert len(window) == 3
+            with pytest.raises(IndexError):
+                window[3]
+            batches.close()
 
 
 def test_a_damaged_array_is_named_as_by_reading(tmp_path):
