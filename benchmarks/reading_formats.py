@@ -10,6 +10,8 @@ are two loops over the library's own calls, in one thread:
                       A batch has neighbours only; a piece fits the processor's cache, a window may not.
     the same shuffle  the same blocks, windows and batches as ours.
 
+Where `pip install ROOT` has been run, its own loader is measured, too, which mixes 140 batches at a time.
+
 The three take turns in one process, and the least of many epochs counts, so that other programs disturb
 little: in seconds, and in CPU seconds of all threads, of which ours has two. All files are in the page cache.
 --check asserts at least 0.8 of the pace by hand for every format and both loops, and an epoch from memory at
@@ -162,6 +164,19 @@ def _cut(rows: Any) -> Iterator[Any]:
         yield rows[order[start : start + BATCH]]
 
 
+def root_loader(path: str) -> Epoch | None:
+    """Return ROOT's own loader, where it is installed."""
+    try:
+        import ROOT
+    except ImportError:
+        return None
+    file, tree = path.rsplit(":", 1)
+    loader = ROOT.Experimental.ML.RDataLoader(
+        ROOT.RDataFrame(tree, file), BATCH, batches_in_memory=140, target="c0", drop_remainder=False
+    )
+    return lambda _: (x for x, _ in loader.as_numpy())
+
+
 def least(epochs: Mapping[str, Epoch], samples: int, times: int) -> dict[str, tuple[float, float]]:
     """Return the least CPU seconds and seconds of an epoch of each way, which take turns."""
     found = dict.fromkeys(epochs, (math.inf, math.inf))
@@ -184,7 +199,8 @@ def read(kind: str, path: str, names: str, samples: int, times: int) -> dict[str
             "same": lambda epoch: same_shuffle(kind, path, batches, epoch),
             "ours": lambda epoch: (x for (x,) in batches.epoch(epoch)),
         }
-        found = least(ways, samples, times)
+        loader = root_loader(path) if kind == "ROOT" else None
+        found = least({**ways, "ROOT's loader": loader} if loader else ways, samples, times)
         batches.close()
     return found
 
@@ -232,6 +248,8 @@ def main() -> None:
             shown = [f"{ratios[way][1]:.2f} ({ratios[way][0]:.2f})" for way in ("pieces", "same")]
             pace = asked.samples / found["ours"][1]
             print(f"{kind:12} {shown[0]:>15} {shown[1]:>15} {pace:30,.0f}", flush=True)
+            if other := ratios.get("ROOT's loader"):
+                print(f"{'':12} beside ROOT's own loader {other[1]:.1f} ({other[0]:.1f})")
             slow += [f"{kind}: {way} {one[1]:.2f}" for way, one in ratios.items() if one[1] < 0.8]
         if not asked.formats:
             ours, tensor = kept(*files["HDF5, gzip"], asked.samples, asked.times)
