@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._spans import record, recorder, span, stage
+from nnlo_common.base._spans import Spans, record, recorder, span, stage
 from nnlo_common.data._blocks import Blocks
 from nnlo_common.data._ledger import Lease, Range, Ranges
 from nnlo_common.data._source import Array, Field, RaggedSource, Source
@@ -87,86 +89,159 @@ _Item = TypeVar("_Item")
 
 
 class Prefetch(Generic[_Key, _Item]):
-    """Reads the next item while this one is used; at most these two are in memory.
+    """Reads the next items while this one is used.
 
-    One thread at a time, because HDF5 has one lock for all threads. The thread ends after one item, so it
-    needs no stopping. An error in it is raised by the `get` for its item. A forked process starts without it.
+    It reads one ahead, or as many as last for a given time: then a disk that answers late is not waited for.
+
+    One thread at a time, because HDF5 has one lock for all threads. The thread ends with the last item that
+    is wanted, so it needs no stopping. An error in it is raised by the `get` for its item. A forked process
+    starts without it.
 
     Args:
         read: returns the item of a key.
+        ahead_s: read so many items ahead that they last for so many seconds.
+        most: but at most so many.
+        clock: returns the time in seconds.
 
     Example:
         >>> squares = Prefetch(lambda number: number**2)
-        >>> squares.get(3, then=4), squares.get(4)
+        >>> squares.get(3, then=[4]), squares.get(4)
         (9, 16)
     """
 
-    def __init__(self, read: Callable[[_Key], _Item]) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[_Key], _Item],
+        *,
+        ahead_s: float = 0.0,
+        most: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._read, self._ahead_s, self._most, self._clock = read, ahead_s, most, clock
         self._pid = os.getpid()
         self._held: tuple[_Key, _Item] | None = None
-        self._pending: _PendingRead[_Key, _Item] | None = None
+        self._held_since_s = 0.0
+        self._lasts_s = math.inf  # an item, by the last that was used
+        self._reads = _ReadsAhead(read)
 
-    def get(self, key: _Key, *, then: _Key | None = None) -> _Item:
-        """Return the item of `key`, and start reading that of `then`."""
+    def get(self, key: _Key, *, then: Iterable[_Key] = ()) -> _Item:
+        """Return the item of `key`; begin to read the first of `then` ahead, or more as time asks for it.
+
+        What is read ahead of others is dropped, unless `then` is empty.
+        """
         if self._pid != os.getpid():  # forked: the thread exists in the parent only
-            self._pid, self._pending = os.getpid(), None
+            self._pid, self._reads = os.getpid(), _ReadsAhead(self._read)
         if self._held is None or self._held[0] != key:
+            if self._held is not None:
+                self._lasts_s = self._clock() - self._held_since_s
             self._held = None  # frees memory before the next item is read
             with span("read", "waits for the reader"):
                 self._held = key, self._take(key)
-        if then is not None and (self._pending is None or self._pending.key != then):
-            self.wait()
-            self._pending = _PendingRead(self._read, then)
+            self._held_since_s = self._clock()
+        if wanted := [*itertools.islice(then, self._count)]:
+            self._reads.want(wanted)
         return self._held[1]
 
     def wait(self) -> None:
-        """Wait until the thread has ended, and drop the item read ahead."""
-        pending, self._pending = self._pending, None
-        if pending is not None and self._pid == os.getpid():
-            pending.wait()
+        """Wait until the thread has ended, and drop what was read ahead."""
+        if self._pid == os.getpid():
+            self._reads.stop()
 
     def close(self) -> None:
-        """Wait until the thread has ended, and drop both items."""
+        """Wait until the thread has ended, and drop all items."""
         self.wait()
         self._held = None
 
+    @property
+    def _count(self) -> int:
+        """How many items to read ahead."""
+        if self._most * self._lasts_s <= self._ahead_s:
+            return self._most
+        return max(1, math.ceil(self._ahead_s / self._lasts_s))
+
     def _take(self, key: _Key) -> _Item:
-        pending = self._pending
-        if pending is not None and pending.key == key:
-            self._pending = None
-            return pending.result()
-        self.wait()
-        return self._read(key)
+        found = self._reads.take(key)
+        if found is None:
+            self._reads.stop()
+            return self._read(key)
+        if found.error is not None:
+            raise found.error
+        return found.items.pop()
 
 
-class _PendingRead(Generic[_Key, _Item]):
-    """One item, being read in its own thread."""
+class _Read(Generic[_Item]):
+    """What has become of reading an item."""
 
-    def __init__(self, read: Callable[[_Key], _Item], key: _Key) -> None:
-        self.key = key
-        self._found: list[_Item] = []
-        self._error: BaseException | None = None
-        self._spans = recorder()
-        self._thread = threading.Thread(target=self._run, args=[read], name=f"nnlo reads {key}")
-        self._thread.start()
+    def __init__(self, items: list[_Item], error: BaseException | None = None) -> None:
+        self.items, self.error = items, error
 
-    def _run(self, read: Callable[[_Key], _Item]) -> None:
-        record(None if self._spans is None else self._spans.beside("reader"))
-        try:
-            with span("read", "reads ahead"):
-                self._found.append(read(self.key))
-        except BaseException as error:  # raised by `result`
-            self._error = error
 
-    def wait(self) -> None:
-        self._thread.join()
+class _ReadsAhead(Generic[_Key, _Item]):
+    """Items that a thread reads, one after the other."""
 
-    def result(self) -> _Item:
-        self.wait()
-        if self._error is not None:
-            raise self._error
-        return self._found.pop()
+    def __init__(self, read: Callable[[_Key], _Item]) -> None:
+        self._read = read
+        self._changed = threading.Condition()
+        self._wanted: deque[_Key] = deque()  # the first one is being read
+        self._found: dict[_Key, _Read[_Item]] = {}
+        self._thread: threading.Thread | None = None
+
+    def want(self, keys: Sequence[_Key]) -> None:
+        """Read these next, and drop what was read of others."""
+        with self._changed:
+            for key in [key for key in self._found if key not in keys]:
+                del self._found[key]
+            begun = [*self._wanted][:1]
+            missing = [key for key in keys if key not in self._found and key not in begun]
+            self._wanted = deque([*begun, *missing])
+            if begun or not missing:
+                return
+            self._thread = threading.Thread(
+                target=self._run, args=[recorder()], name=f"nnlo reads {missing[0]}"
+            )
+            try:
+                self._thread.start()
+            except BaseException:
+                self._thread = None
+                self._wanted.clear()
+                raise
+
+    def take(self, key: _Key) -> _Read[_Item] | None:
+        """Return what was read, once it is; None: nobody reads it."""
+        with self._changed:
+            if key not in self._found and key not in self._wanted:
+                return None
+            self._changed.wait_for(lambda: key in self._found or key not in self._wanted)
+            return self._found.pop(key, None)
+
+    def stop(self) -> None:
+        """Wait until the thread has ended, and drop what it has read."""
+        with self._changed:
+            while len(self._wanted) > 1:
+                self._wanted.pop()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._found.clear()
+
+    def _run(self, spans: Spans | None) -> None:
+        record(None if spans is None else spans.beside("reader"))
+        key = self._wanted[0]
+        while True:
+            found: _Read[_Item] = _Read([])
+            try:
+                with span("read", "reads ahead"):
+                    found.items.append(self._read(key))
+            except BaseException as error:  # raised by `get`
+                found.error = error
+            with self._changed:
+                self._wanted.popleft()
+                self._found[key] = found
+                del found
+                self._changed.notify_all()
+                if not self._wanted:
+                    return
+                key = self._wanted[0]
 
 
 # Reading longer slices is hardly faster.
@@ -174,6 +249,8 @@ _BLOCK_BYTES = 2**18
 # Blocks in a window; a batch then has samples from about as many places in the files.
 _MIXED = 64
 _WINDOW_BYTES = 2**26
+# Read windows ahead for so long, because a file system may answer late; but at most so many, and so large.
+_AHEAD_S, _MOST_AHEAD, _AHEAD_BYTES = 2.0, 16, 2**26
 # Batches that are parts of the same arrays: few calls for small ones, and what a kept one keeps in memory.
 _MIXED_BYTES = 2**20
 # Batches up to this size are mixed when they are asked for, and few at a time: a processor has them in its
@@ -224,9 +301,9 @@ class Batches:
 
     Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
     a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
-    one window, a thread reads and assembles the next; so at most about three windows are in memory, however
-    large the data are. A batch is a part of about a megabyte, which it keeps in memory; without `shuffle`, of
-    its window: copy what is kept for long.
+    one window, a thread reads the next, or, up to 64 MB, as many as last for two seconds. So at most about
+    three windows are in memory, however large the data are. A batch is a part of about a megabyte, which it
+    keeps in memory; without `shuffle`, of its window: copy what is kept for long.
 
     Args:
         source: of the samples.
@@ -395,23 +472,25 @@ class Batches:
         if index >= self._own:
             last = self._part[1] - 1, self._part[1]
             return self._read((epoch, last, last))[0]
-        following: _Window | None = None
-        if (number + 1) * self.window < self._own:
-            following = self._window(epoch, number + 1)
-        elif then is not None:
-            following = self._window(then, 0)
         self._forget()
-        self._used = self._ahead.get(self._window(epoch, number), then=following)
+        self._used = self._ahead.get(self._window(epoch, number), then=self._following(epoch, number, then))
         self._at = epoch, number, then
         return self._used[place]
 
-    def leased(self, lease: Lease, then: Lease | None) -> Sequence[Any]:
-        """Return the batches of a lease that lies in one window; read those of lease `then` ahead.
+    def _following(self, epoch: int, number: int, then: int | None) -> Iterator[_Window]:
+        """Return the windows after one of an epoch, to its end and to that of the next epoch."""
+        windows = math.ceil(self._own / self.window)
+        yield from (self._window(epoch, one) for one in range(number + 1, windows))
+        if then is not None:
+            yield from (self._window(then, one) for one in range(windows))
+
+    def leased(self, lease: Lease, then: Iterable[Lease] = ()) -> Sequence[Any]:
+        """Return the batches of a lease that lies in one window; read those of the leases `then` ahead.
 
         The rest of a window has exactly the samples that earlier batches of it did not have.
         """
         self._forget()
-        return self._ahead.get(self._around(lease), then=None if then is None else self._around(then))
+        return self._ahead.get(self._around(lease), then=map(self._around, then))
 
     def close(self) -> None:
         """Wait until the reading thread has ended, and drop the windows in memory."""
@@ -428,13 +507,14 @@ class Batches:
 
     def _begin(self) -> None:
         """Begin with nothing in memory."""
-        self._ahead: Prefetch[_Window, Sequence[Any]] = Prefetch(self._read)
-        # Of the window that is used, the one read ahead, and one of which a batch is still in use.
-        most = 3 if self._on_demand else 3 * math.ceil(self.window_size / self._mixed)
+        window_bytes = self.window_size * sum(field.row_bytes for field in self.source.fields)
+        ahead = max(min(_AHEAD_BYTES // max(window_bytes, 1), _MOST_AHEAD), 1)
+        self._ahead: Prefetch[_Window, Sequence[Any]] = Prefetch(self._read, ahead_s=_AHEAD_S, most=ahead)
+        # Of the window that is used, those read ahead, and one of which a batch is still in use.
+        most = 3 if self._on_demand else (2 + ahead) * math.ceil(self.window_size / self._mixed)
         self._spare = [SpareArrays(most) for _ in self.source.fields]
-        self._buffers = [
-            SpareArrays(2 if self._on_demand else 1, partial(_empty, field)) for field in self.source.fields
-        ]
+        buffers = 1 + ahead if self._on_demand else 1
+        self._buffers = [SpareArrays(buffers, partial(_empty, field)) for field in self.source.fields]
         self._forget()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from nnlo_common.data._batches import Batches
@@ -62,7 +62,7 @@ class LeasedBatches:
         self._rest: tuple[Any, int] | None = None  # the batch that is left over, once all others are taken
         self._last_lease: int | None = None  # the epoch whose last positions this worker has
         self._held: deque[Lease] = deque()  # leased positions whose batches were not returned yet
-        self._ready: deque[Any] = deque()  # the remaining batches of the present window
+        self._ready: Iterator[Any] = iter(())  # the remaining batches of the present window
         self._may_hold = False  # whether the ledger may have leases of this worker
 
     def more(self, epoch: int) -> bool:
@@ -74,14 +74,16 @@ class LeasedBatches:
         if not self._held and self._rest is not None:
             rest, self._rest, self._last_lease = self._rest, None, None
             return rest
-        if not self._ready:
+        batch = next(self._ready, None)
+        if batch is None:
             first = self._cut(self._held[0])
-            self._ready.extend(self._batches.leased(first, self._following(epoch, first)))
+            self._ready = iter(self._batches.leased(first, self._following(epoch, first)))
+            batch = next(self._ready)
         lease = self._held.popleft()
         middle = min(lease.start + self._batches.batch_size, self._cut(lease).stop)
         if middle < lease.stop:
             self._held.appendleft(Lease(lease.epoch, middle, lease.stop))
-        return self._ready.popleft(), middle - lease.start
+        return batch, middle - lease.start
 
     def left(self) -> list[list[int]]:
         """Return the leased positions not taken yet, for `resume`; an empty range: those left over."""
@@ -97,7 +99,7 @@ class LeasedBatches:
         over = [lease[0] for lease in left if lease[1] == lease[2]]
         self._last_lease, self._rest = over[0] if over else None, None
         self._held, self._may_hold = wanted, bool(held)
-        self._ready.clear()
+        self._ready = iter(())
         if wanted != _last(held, self._left()):
             self._held = deque(held)
             self.give_back()
@@ -109,7 +111,7 @@ class LeasedBatches:
             if self._held:
                 self._last_lease = None
         self._held.clear()
-        self._ready.clear()
+        self._ready = iter(())
         self._may_hold, self._rest = False, None
 
     def _left(self) -> int:
@@ -138,14 +140,16 @@ class LeasedBatches:
         size = self._batches.window_size
         return Lease(lease.epoch, lease.start, min(lease.stop, (lease.start // size + 1) * size))
 
-    def _following(self, epoch: int, first: Lease) -> Lease | None:
-        """Return the part to read after `first`: of the same lease or the next one, if there is one."""
+    def _following(self, epoch: int, first: Lease) -> list[Lease]:
+        """Return the parts to read after `first`: of the same lease or of the next one, if there is one."""
         lease = self._held[0]
         if first.stop < lease.stop:
-            return self._cut(Lease(lease.epoch, first.stop, lease.stop))
+            size = self._batches.window_size
+            starts = [first.stop, *range((first.stop // size + 1) * size, lease.stop, size)]
+            return [self._cut(Lease(lease.epoch, start, lease.stop)) for start in starts]
         if len(self._held) > 1 or self._lease(epoch):
-            return self._cut(self._held[1])
-        return None
+            return [self._cut(self._held[1])]
+        return []
 
 
 def _last(leases: Sequence[Lease], size: int) -> deque[Lease]:

@@ -690,15 +690,15 @@ class _RowWork:
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
             self._out.write(name, self._rows.region(name, batches[0][0], batches[-1][1]), whole)
 
-    def _next(self, slab: tuple[int, int], stop: int, following: Following) -> tuple[int, int] | None:
-        """Return the rows to read ahead."""
+    def _next(self, slab: tuple[int, int], stop: int, following: Following) -> list[tuple[int, int]]:
+        """Return the rows to read ahead, if there are any."""
         if slab[1] < stop:
-            return slab[1], min(slab[1] + self._slab, stop)
+            return [(slab[1], min(slab[1] + self._slab, stop))]
         piece = following()
         if piece is None:
-            return None
+            return []
         start, end = self._rows.span(piece)
-        return start, min(start + self._slab, end)
+        return [(start, min(start + self._slab, end))]
 
 
 def _sums_of(figure: Figure, name: str, outputs: Named, kept: Named) -> Mapping[str, Any]:

@@ -517,7 +517,7 @@ class _TileWork:
         if missing:
             data = self._reading.get(piece)
             if (then := following()) is not None:
-                self._reading.get(piece, then=then)
+                self._reading.get(piece, then=[then])
         origin = run.input_of(piece)[1]
         fresh = dict(known)
         if known:

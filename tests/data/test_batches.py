@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -203,9 +204,9 @@ def test_the_next_is_read_while_this_one_is_used():
 
     with no_new_threads():
         ahead = Prefetch(read)
-        assert ahead.get(0, then=1) == 0
+        assert ahead.get(0, then=[1]) == 0
         assert begun.wait(20)  # 0 is here, and 1 is being read
-        assert ahead.get(0, then=1) == 0
+        assert ahead.get(0, then=[1]) == 0
         go_on.set()
         assert ahead.get(1) == 10
         assert len(readers) == 2  # nothing was read twice
@@ -234,13 +235,95 @@ def test_one_thread_reads_at_a_time_and_at_most_two_items_are_there():
 
     ahead = Prefetch(read)
     for key in range(20):
-        assert ahead.get(key, then=key + 1).key == key
+        assert ahead.get(key, then=[key + 1]).key == key
     for key in (3, 2, 9):  # which nobody has read ahead
-        assert ahead.get(key, then=key + 1).key == key
+        assert ahead.get(key, then=[key + 1]).key == key
     ahead.close()
     assert all(busy)
     assert max(most) <= 2
     assert not alive
+
+
+def until(true):
+    for _ in range(20_000):
+        if true():
+            return
+        time.sleep(1e-3)
+    pytest.fail("it never came")
+
+
+def test_as_many_are_read_ahead_as_last_for_the_time_asked_for():
+    """A late answer of the disk is then no wait: the items that are here last until it comes."""
+    now_s, read, late = [0.0], [], threading.Event()
+
+    def reading(key):
+        if key == 7:
+            assert late.wait(20)
+        read.append(key)
+        return key
+
+    def used(key, seconds):
+        found = ahead.get(key, then=range(key + 1, 100))
+        now_s[0] += seconds
+        return found
+
+    ahead = Prefetch(reading, ahead_s=2.0, most=5, clock=lambda: now_s[0])
+    assert used(0, 0.9) == 0  # nobody knows yet how long an item lasts
+    until(lambda: read == [0, 1])
+    assert used(1, 0.5) == 1  # by the first one, three last for two seconds
+    until(lambda: read == [0, 1, 2, 3, 4])
+    assert used(2, 0.1) == 2  # now four
+    until(lambda: read == [0, 1, 2, 3, 4, 5, 6])
+    assert [used(key, 0.1) for key in range(3, 7)] == [
+        3,
+        4,
+        5,
+        6,
+    ]  # all five were wanted; the seventh is late
+    assert read == [0, 1, 2, 3, 4, 5, 6]
+    late.set()
+    assert used(7, 9.0) == 7
+    until(lambda: read[-1] == 12)  # five more
+    assert used(8, 9.0) == 8  # one is enough again
+    assert [*ahead._reads._found] == [9]
+    ahead.close()
+    assert read == [*range(13)]
+
+
+def test_where_no_thread_starts_the_next_call_reads(monkeypatch):
+    ahead = Prefetch(lambda key: key)
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            ahead.get(0, then=[1])
+    assert [ahead.get(key, then=[key + 1]) for key in range(3)] == [0, 1, 2]
+    ahead.close()
+
+
+def test_what_nobody_wants_any_more_is_not_read():
+    begun, go_on, read = threading.Event(), threading.Event(), []
+
+    def reading(key):
+        read.append(key)
+        if key == 1:
+            begun.set()
+            assert go_on.wait(20)
+        return key
+
+    ahead = Prefetch(reading, ahead_s=9.0, most=3, clock=lambda: 0.0)
+    ahead.get(0)
+    ahead._lasts_s = 1.0
+    ahead.get(0, then=[1, 2, 3])
+    assert begun.wait(20)
+    ahead.get(0, then=[1, 5])
+    go_on.set()
+    assert [ahead.get(1), ahead.get(5)] == [1, 5]
+    assert read == [0, 1, 5]
+    ahead.close()
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_the_item_is_asked_for():
@@ -256,12 +339,12 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_the_item_is_asked_for():
 
     with no_new_threads():
         ahead = Prefetch(read)
-        assert ahead.get(1, then=2) == 1
+        assert ahead.get(1, then=[2]) == 1
         assert ahead.get(1) == 1  # which is as good as ever
         with pytest.raises(DiskError, match="no 2"):
-            ahead.get(2, then=3)
+            ahead.get(2, then=[3])
         broken.clear()
-        assert ahead.get(2, then=3) == 2  # once more
+        assert ahead.get(2, then=[3]) == 2  # once more
         ahead.close()
 
 
@@ -286,10 +369,10 @@ def test_a_forked_process_reads_by_itself():
         return key
 
     parent, ahead = os.getpid(), Prefetch(read)
-    assert ahead.get(0, then=1) == 0
+    assert ahead.get(0, then=[1]) == 0
     child = os.fork()
     if child == 0:
-        os._exit(0 if ahead.get(1, then=2) == 1 and ahead.get(2) == 2 else 1)
+        os._exit(0 if ahead.get(1, then=[2]) == 1 and ahead.get(2) == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0
     go_on.set()
     assert ahead.get(1) == 1

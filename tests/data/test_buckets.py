@@ -90,7 +90,7 @@ def test_leases_are_parts_of_the_same_batches(path):
     leased = []
     for start in range(0, SAMPLES, 10):
         stop = min(start + 10, SAMPLES)
-        leased += [one[1].tolist() for one in batches.leased(Lease(3, start, stop), None)]
+        leased += [one[1].tolist() for one in batches.leased(Lease(3, start, stop))]
     batches.close()
     assert leased == whole
     assert window >= 10
@@ -155,7 +155,7 @@ def test_leases_of_groups_that_resume_anywhere_are_an_epoch(
         while start < batches.leasable:
             end = min(start - start % window + window, batches.leasable)
             stop = min([end, *(one * size for one in cut if start < one * size < end)])
-            for batch in batches.leased(Lease(epoch, start, stop), None):
+            for batch in batches.leased(Lease(epoch, start, stop)):
                 seen.update(numbers_of(kind, batch))
                 sizes.append(len(batch[1]))
             if stop < end:

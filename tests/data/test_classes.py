@@ -122,7 +122,7 @@ def test_an_epoch_has_each_class_as_often_over_all_leases(files):
     seen, start = Counter[int](), 0
     while start < batches.size:
         size = min(batches.window_size, batches.size - start)
-        for x, _ in batches.leased(Lease(0, start, start + size), None):
+        for x, _ in batches.leased(Lease(0, start, start + size)):
             seen.update(x[:, 0].astype(int).tolist())
         start += size
     assert seen == expected(files)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnlo_common.data import WAIT, Arrays, Batches, LeasedBatches, Leases
+from nnlo_common.data import WAIT, Arrays, Batches, LeasedBatches, Leases, _batches
 
 
 class StillWaits(Exception):
@@ -181,9 +181,10 @@ def test_who_is_twenty_times_slower_has_a_twentieth():
     assert slow.batches == pytest.approx(800 / 21, abs=6)
 
 
-def test_the_next_lease_is_read_while_this_one_is_used():
+def test_the_next_lease_is_read_while_this_one_is_used(monkeypatch):
     """Each window but the first is being read before it is requested."""
     ready, asked = [], []
+    monkeypatch.setattr(_batches, "_MOST_AHEAD", 1)
 
     class Watched(Arrays):
         def read(self, start, stop, out):
@@ -195,7 +196,9 @@ def test_the_next_lease_is_read_while_this_one_is_used():
     while worker.epoch == 0:
         before = len(worker.mine.left()) and worker.mine.left()[0][1]
         worker.step(defaultdict(Counter))
-        batches._ahead._pending and batches._ahead._pending.wait()
+        reads = batches._ahead._reads
+        with reads._changed:
+            assert reads._changed.wait_for(lambda reads=reads: not reads._wanted, 20)
         asked.append((before, max(ready)))
     assert ready == list(range(0, 60, 4))  # nothing twice
     assert all(ahead == min(start // 4 * 4 + 4, 56) for start, ahead in asked[:-1])

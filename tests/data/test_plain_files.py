@@ -230,7 +230,7 @@ def epochs(files, features, reads, **options):
         reads.clear()  # what is read to choose samples
         batches = Batches(source, batch_size=7, shuffle=shuffle, block=11, window=5)
         found = [batch for epoch in range(2) for batch in batches.epoch(epoch)]
-        found += batches.leased(Lease(0, 42, 70), None)
+        found += batches.leased(Lease(0, 42, 70))
         batches.close()
     return found, set(reads)
 
