@@ -1,0 +1,85 @@
+"""Regret of real searches whose trials are short: blocks of ranks beside Optuna's own process with threads.
+
+    mpiexec -n 5 python benchmarks/tune_blocks.py --seconds 0.3 1 4      4 blocks, chosen by "bayesian"
+    python benchmarks/tune_blocks.py --seconds 4                         GPSampler with n_jobs=4
+
+Trials sleep, so they need no cores; the sampler computes beside them, and does not keep up where trials are
+shorter than its fits. Printed for each function: the median over seeds of the distance from the best value
+after 40 trials of Branin and 80 of Hartmann6, and the share of the blocks' time in which no trial ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+from tune_regret import branin, hartmann6
+
+from nnlo_common.search import optimize
+from nnlo_common.training._joining import launched
+
+BLOCKS = 4
+CASES: dict[str, tuple[Callable[[optuna.Trial], float], int]] = {
+    "Branin": (branin, 40),
+    "Hartmann6": (hartmann6, 80),
+}
+
+
+def searched(name: str, seconds: float, seed: int) -> tuple[float, float]:
+    """Return the distance from the best value, and the share of the blocks' time without a trial."""
+    function, trials = CASES[name]
+
+    def objective(trial: optuna.Trial) -> float:
+        value = function(trial)
+        time.sleep(seconds)
+        return value
+
+    world = launched()
+    study = optuna.create_study(sampler=optuna.samplers.GPSampler(seed=seed))
+    if world is None or world.size == 1:
+        study.optimize(objective, n_trials=trials, n_jobs=BLOCKS)
+    else:
+        optimize(study, objective, n_trials=trials, sampler="bayesian", seed=seed, world=world)
+    started, ended = (
+        [getattr(one, f"datetime_{end}") for one in study.trials] for end in ("start", "complete")
+    )
+    took_s = (max(ended) - min(started)).total_seconds()
+    return study.best_value, 1 - trials * seconds / (BLOCKS * took_s)
+
+
+def main() -> None:
+    """Search with each seed, and print medians."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--functions", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--seconds", nargs="+", type=float, default=[0.3, 1.0, 4.0], help="of a trial")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[*range(10)])
+    parser.add_argument("--json", type=Path, help="also write every value there")
+    options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    world, everything = launched(), {}
+    speaks = world is None or world.rank == 0
+    for seconds in options.seconds:
+        for name in options.functions:
+            runs = [searched(name, seconds, seed) for seed in options.seeds]
+            everything[f"{name}, {seconds} s"] = runs
+            regrets, idle = zip(*runs, strict=True)
+            if speaks:
+                told = " ".join(f"{one:.2g}" for one in sorted(regrets))
+                print(
+                    f"| {name} | {seconds} s | {statistics.median(regrets):.2g} ({told}) | "
+                    f"{100 * statistics.median(idle):.1f} % |",
+                    flush=True,
+                )
+    if speaks and options.json:
+        options.json.write_text(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    main()
