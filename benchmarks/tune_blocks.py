@@ -64,20 +64,19 @@ def main() -> None:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     world, everything = launched(), {}
-    speaks = world is None or world.rank == 0
     for seconds in options.seconds:
         for name in options.functions:
             runs = [searched(name, seconds, seed) for seed in options.seeds]
             everything[f"{name}, {seconds} s"] = runs
             regrets, idle = zip(*runs, strict=True)
-            if speaks:
+            if world is None or not world.rank:
                 told = " ".join(f"{one:.2g}" for one in sorted(regrets))
                 print(
                     f"| {name} | {seconds} s | {statistics.median(regrets):.2g} ({told}) | "
                     f"{100 * statistics.median(idle):.1f} % |",
                     flush=True,
                 )
-    if speaks and options.json:
+    if options.json and (world is None or not world.rank):
         options.json.write_text(json.dumps(everything))
 
 

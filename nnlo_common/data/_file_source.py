@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -32,6 +30,7 @@ from nnlo_common.data._ledger import Range
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, state_of
 from nnlo_common.data._mapped_arrays import check_whole, is_as_read, read_pages
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
+from nnlo_common.data._passing_failures import WAITS_S, may_pass, wait_for_file_system
 from nnlo_common.data._preparation import (
     STATISTICS,
     TEXTS_STAY,
@@ -58,7 +57,6 @@ from nnlo_common.data.formats._format import (
     OpenFiles,
     Ragged,
     as_configuration,
-    error_numbers,
     inspect_files,
     joined_bounds,
     shown,
@@ -73,50 +71,7 @@ __all__ = [
     "HDF5Source",
     "Names",
     "Reading",
-    "WAITS_S",
-    "may_pass",
-    "wait_for_file_system",
 ]
-
-# -- file systems that fail for a while: a file is read again before it counts as damaged ---------------
-
-# Waits before a file is read again where its file system has failed: a server that restarts is back by then.
-WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_PASSING = {
-    getattr(errno, name)
-    for name in (
-        "EIO",
-        "ESTALE",
-        "ETIMEDOUT",
-        "ENOTCONN",
-        "ECONNRESET",
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-        "EREMOTEIO",
-    )
-    if hasattr(errno, name)
-}
-
-
-def may_pass(error: Exception) -> bool:
-    """Return whether an error is of a file system that may answer again, not of the file.
-
-    Example:
-        >>> may_pass(OSError(errno.ESTALE, "Stale file handle")), may_pass(OSError("inflate() failed"))
-        (True, False)
-    """
-    return isinstance(error, OSError) and bool(error_numbers(error) & _PASSING)
-
-
-def wait_for_file_system(path: str, error: Exception, wait_s: float) -> None:
-    """Wait for a file system that does not answer, and tell so the first time."""
-    if wait_s == WAITS_S[0]:
-        told = " ".join(str(error).split())[:200]
-        warn(f"{path} cannot be read now ({told}); trying again for {sum(WAITS_S):.0f} s")
-    time.sleep(wait_s)
-
-
-# -- samples in a list of files of any format, read in slices as if they were in one file ---------------
 
 _MANY_SAMPLES = 10_000_000_000  # an epoch of hours, at the least
 # Samples of a selection that lie further apart than this are read one after the other.

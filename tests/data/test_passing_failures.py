@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import FileSource, _file_source
+from nnlo_common.data import FileSource, _passing_failures
 from nnlo_common.data.formats._numpy import NPY
 
 ROWS = 12
@@ -37,7 +37,7 @@ class Failing:
             return file
 
         monkeypatch.setattr(NPY, "open", opened)
-        monkeypatch.setattr(_file_source.time, "sleep", self.waits.append)
+        monkeypatch.setattr(_passing_failures.time, "sleep", self.waits.append)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.data import Batches, FileSource, HDF5Source, Lease, Vocabulary, _file_source
+from nnlo_common.data import Batches, FileSource, HDF5Source, Lease, Vocabulary, _passing_failures
 from nnlo_common.data.formats import _hdf5, _table
 
 h5py = pytest.importorskip("h5py", reason="the environment for MPICH has no readers of files")
@@ -152,7 +152,7 @@ def test_a_file_system_that_fails_for_a_while_is_asked_again(rows, monkeypatch):
         return read(*asked)
 
     monkeypatch.setattr(os, "preadv", fails)
-    monkeypatch.setattr(_file_source.time, "sleep", waits.append)
+    monkeypatch.setattr(_passing_failures.time, "sleep", waits.append)
     with (
         closing(HDF5Source(path, features="x")) as source,
         pytest.warns(RuntimeWarning, match="trying again"),
