@@ -66,17 +66,16 @@ def main() -> None:
     world, everything = launched(), {}
     for seconds in options.seconds:
         for name in options.functions:
-            runs = [searched(name, seconds, seed) for seed in options.seeds]
-            everything[f"{name}, {seconds} s"] = runs
-            regrets, idle = zip(*runs, strict=True)
-            if world is None or not world.rank:
-                told = " ".join(f"{one:.2g}" for one in sorted(regrets))
-                print(
-                    f"| {name} | {seconds} s | {statistics.median(regrets):.2g} ({told}) | "
-                    f"{100 * statistics.median(idle):.1f} % |",
-                    flush=True,
-                )
-    if options.json and (world is None or not world.rank):
+            everything[f"{name}, {seconds} s"] = [searched(name, seconds, seed) for seed in options.seeds]
+    if world is not None and world.rank:
+        return
+    for told, runs in everything.items():
+        regrets, idle = zip(*runs, strict=True)
+        each = " ".join(f"{one:.2g}" for one in sorted(regrets))
+        print(
+            f"{told}: {statistics.median(regrets):.2g} ({each}), {100 * statistics.median(idle):.1f} % idle"
+        )
+    if options.json:
         options.json.write_text(json.dumps(everything))
 
 
