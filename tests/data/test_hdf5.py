@@ -14,6 +14,7 @@ import re
 import socket
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,20 @@ def test_files_are_sorted_however_they_are_given(three, monkeypatch):
         "windows.txt",
     ):
         assert list_files(files) == want
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 4), "compression": "gzip"}], ids=["plain", "gzip"])
+@pytest.mark.parametrize("name", ["x", "/g/x", "g"])
+def test_links_may_lead_to_datasets_of_other_names(tmp_path, name, options):
+    values = np.arange(24.0).reshape(6, 4)
+    with h5py.File(tmp_path / "there.h5", "w") as file:
+        file.create_dataset("deep/y", data=values, **options)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = h5py.ExternalLink("there.h5", "/deep/y")
+        file["g/x"] = h5py.SoftLink("/x")
+    with closing(HDF5Source(tmp_path / "a.h5", features=name)) as source:
+        (features,) = source.take(1, 5)
+        np.testing.assert_array_equal(features[0] if name == "g" else features, values[1:5])
 
 
 def test_a_name_with_a_bracket_in_it_is_a_name(tmp_path):

@@ -147,14 +147,16 @@ def inspect_file(path: str, names: Sequence[str], locking: bool | None = None) -
 
 def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
     with open_file(path, locking) as file:
-        datasets: list[Any] = []
+        found: dict[str, Any] = {}
         groups: list[int | None] = []
+        fields: list[Field] = []
         for name in names:
-            inside = list(_datasets(file, path, name))
-            groups.append(None if [one.name for one in inside] == [file[name].name] else len(inside))
-            datasets += inside
-        fields = tuple(_field(path, one) for one in datasets)
-        lengths = {one.name: int(one.shape[0]) for one in datasets}
+            inside = dict(_datasets(file, path, name))
+            groups.append(None if [*inside] == [_name_of(name)] else len(inside))
+            fields += [_field(path, *one) for one in inside.items()]
+            found |= inside
+        datasets = [*found.values()]
+        lengths = {name: int(one.shape[0]) for name, one in found.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ConfigurationError(
@@ -166,7 +168,7 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
         return FileInfo(
             path=path,
             length=int(datasets[0].shape[0]),
-            fields=fields,
+            fields=tuple(fields),
             grain=grain,
             groups=tuple(groups),
             encoded=bool(filters),
@@ -177,8 +179,13 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
         )
 
 
-def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
-    """Yield the dataset of a name, or all datasets of its group."""
+def _name_of(*names: str) -> str:
+    """Return the name of a dataset in this file; its own is another one behind a link into another file."""
+    return "/" + "/".join(part for name in names for part in name.split("/") if part)
+
+
+def _datasets(file: Any, path: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the dataset of a name, or all datasets of its group, with their names in this file."""
     import h5py
 
     _check_links(file, path, name)
@@ -187,7 +194,7 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
     except (KeyError, OSError, RuntimeError):
         raise ConfigurationError(f"{path} {_missing(file, name)}") from None
     if isinstance(found, h5py.Dataset):
-        yield found
+        yield _name_of(name), found
         return
     if not isinstance(found, h5py.Group):
         raise ConfigurationError(
@@ -204,7 +211,7 @@ def _datasets(file: Any, path: str, name: str) -> Iterator[Any]:
                 f"{path}: in the group {name!r}, {child!r} is {what}; a group stands for several inputs or "
                 f"outputs, so it may only have datasets. Name those you want, e.g. {[f'{name}/{child}/...']}"
             )
-        yield inside
+        yield _name_of(name, child), inside
 
 
 def _check_links(group: Any, path: str, name: str) -> None:
@@ -255,11 +262,10 @@ def _names(file: Any) -> str:
     return shown(list(file), "no datasets")
 
 
-def _field(path: str, dataset: Any) -> Field:
+def _field(path: str, name: str, dataset: Any) -> Field:
     """Return shape and type of a dataset's samples; refuse data that cannot be trained on."""
     import h5py
 
-    name = dataset.name
     if dataset.shape is None or not dataset.shape:
         what = "has no data" if dataset.shape is None else "is one number"
         raise ConfigurationError(
