@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nnlo_common.data import Arrays, Batches
-from nnlo_common.data._batches import SpareArrays
+from nnlo_common.data._spare_arrays import SpareArrays
 
 FLOAT = np.dtype("f4")
 
