@@ -1,10 +1,15 @@
-"""A step weighs the samples of its own batches, though accelerate's loader takes one more ahead."""
+"""A step weighs the samples of its own batches, though accelerate and Lightning take one more ahead."""
 
 from __future__ import annotations
 
 import pytest
 from accelerate.data_loader import prepare_data_loader
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
+import nnlo_torch as nt
+from nnlo_torch._foreign_loops import EpochBatches
 from tests.helpers.threads import on_ranks
 from tests.programs import torch_weights as cases
 
@@ -28,3 +33,29 @@ def test_a_step_weighs_the_samples_that_the_loop_has_got(name, loop):
     _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
     assert len(weights) >= 3
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # Lightning 2.6 with torch 2.13
+@pytest.mark.parametrize("loop", [cases.every_batch, cases.twice], ids=lambda loop: loop.__name__)
+def test_a_step_of_lightning_over_an_iterable_weighs_its_batch(loop):
+    class Fetched:
+        """The batches of each loop as Lightning's Trainer takes them."""
+
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            fetcher = _PrefetchDataFetcher()
+            fetcher.setup(CombinedLoader(self.batches))
+            return (batch for batch, *_ in fetcher)
+
+    def program(world):
+        def make(optimizer, assignment):
+            data = nt.ShardIterable([*range(cases.SIZE)], optimizer=optimizer)
+            return Fetched(EpochBatches(optimizer, DataLoader(data, batch_size=cases.BATCH)))
+
+        return cases.compared(make, loop, world=world)
+
+    _, (weights, expected) = on_ranks(2, program)
+    assert weights == expected
+    assert len(set(weights)) == 2
