@@ -117,7 +117,8 @@ test-oldest: .venv-oldest/stamp-test .venv-oldest-clients/stamp-test ## tests of
 		tests/torch tests/keras tests/search tests/equations tests/data tests/house/test_oldest.py
 	$(say) 'tests of the adapters with the oldest versions of Lightning, transformers and accelerate'
 	@$(pytest_oldest_clients) $(jobs) tests/clients/test_lightning.py tests/clients/test_lightning_compat.py \
-		tests/clients/test_huggingface.py tests/clients/test_docs.py tests/house/test_oldest.py
+		tests/clients/test_huggingface.py tests/clients/test_step_weights.py tests/clients/test_docs.py \
+		tests/house/test_oldest.py
 
 strikes: .venv/stamp-dev .venv-mpich/stamp-frameworks ## kill ranks and launchers of trainings, with both MPIs (STRIKES=200 SEED=6)
 	$(say) 'python -m tests.chaos.strikes, with Open MPI'

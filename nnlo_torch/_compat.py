@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -57,10 +58,13 @@ class LoaderBatches:
 
     Args:
         iterator: the DataLoader's iterator.
+        shard: accelerate's loader around it, if the loop runs over one.
     """
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, shard: Any = None) -> None:
         self._iterator = weakref.ref(iterator)
+        self._shard = None if shard is None else weakref.ref(shard)
+        self._run = getattr(shard, "iteration", None)
         self._processes = iterator._num_workers > 0
         # Batches between processes and loop, by number. The dictionary outlives this use of the iterator,
         # which makes another one when it is reused (persistent_workers).
@@ -91,9 +95,19 @@ class LoaderBatches:
             return None if batches.drop_last else int(batches.batch_size)
         return 1 if batches is source or whole else None
 
-    def is_under_way(self, number: int) -> bool:
-        """Return whether this batch was drawn but has not reached the loop."""
-        return number in self._under_way
+    def arrived(self, numbers: Iterable[int]) -> list[int]:
+        """Return which of these batches, drawn and not counted yet, have reached the loop."""
+        found = sorted(number for number in numbers if number not in self._under_way)
+        return found[:-1] if self._one_is_held else found
+
+    @property
+    def _one_is_held(self) -> bool:
+        """Whether the newest batch is with accelerate, which takes one ahead to know which is the last."""
+        if self._shard is None:
+            return False
+        shard = self._shard()
+        # It counts its complete runs, and forgets that one has ended as soon as the next begins.
+        return shard is None or not (shard.end_of_dataloader or shard.iteration != self._run)
 
 
 def driving_loader() -> LoaderBatches | None:
@@ -107,9 +121,21 @@ def driving_loader() -> LoaderBatches | None:
     while frame is not None:
         if frame.f_code in DRIVERS:
             try:
-                return LoaderBatches(frame.f_locals["self"])
+                return LoaderBatches(frame.f_locals["self"], _accelerates_loader(frame))
             except (AttributeError, KeyError):
                 return None
+        frame = frame.f_back
+    return None
+
+
+def _accelerates_loader(frame: types.FrameType | None) -> Any:
+    """Return accelerate's loader that calls from outside this frame; None: there is none."""
+    while frame is not None:
+        # Only frames of accelerate are looked into: a frame keeps what it was asked for, also past a `del`.
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            caller = frame.f_locals.get("self")
+            if hasattr(caller, "end_of_dataloader") and hasattr(caller, "iteration"):
+                return caller
         frame = frame.f_back
     return None
 

@@ -49,6 +49,8 @@ class EpochServer:
 class EpochBatches:
     """Loader over an iterable data set: each loop is an epoch of the wrapper.
 
+    It has no length, so that Lightning takes one batch ahead to know which is the last.
+
     Args:
         wrapper: begins the epoch; a server serves it and yields nothing.
         loader: yields this worker's batches.
@@ -58,7 +60,7 @@ class EpochBatches:
         self._wrapper, self._loader = wrapper, loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self._wrapper.epoch(self._loader)
+        return self._wrapper._epoch(self._loader, ahead=1)
 
 
 def sharded(

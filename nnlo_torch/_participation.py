@@ -167,15 +167,19 @@ class Participation:
         batches have, and a batch whose number of samples is unknown counts as one.
 
         Where progress ends an epoch (see `Steady`), `batches` are iterated again until the epoch's progress
-        is
-        made: that of this worker's samples in a pass, times the number of workers. An iterator and a range
-            are
-        not.
+        is made: that of this worker's samples in a pass, times the number of workers. An iterator and a range
+        are not.
 
         Args:
             batches: this worker's batches; see `ShardIterable`.
             samples: returns the number of samples in a batch; None: see `evaluate`.
         """
+        return self._epoch(batches, samples)
+
+    def _epoch(
+        self, batches: Iterable[_Batch], samples: Callable[[_Batch], int] | None = None, ahead: int = 0
+    ) -> Iterator[_Batch]:
+        """Loop as `epoch` does, for a loop that always takes so many batches ahead of its steps."""
         self.begin_epoch()
         if self.serves:
             return
@@ -185,13 +189,18 @@ class Participation:
         before, sizes = self._samples, [0.0]
         try:
             for _ in self.passes(0, lambda: sizes[0]) if _can_repeat(batches) else (0,):
+                held: list[int] = []  # samples of the batches that the loop has not come to
                 for batch in read(batches):
                     if self.ended or (sizes[0] and self.made(sizes[0])):
                         break
                     found = counted(batch) if samples is None else samples(batch)
-                    self._count(0 if self._repeats else 1 if found is None else found)
+                    held.append(0 if self._repeats else 1 if found is None else found)
                     self._repeats = False
+                    if len(held) > ahead:
+                        self._count(held.pop(0))
                     yield batch
+                for number in held:
+                    self._count(number)
                 # Each worker has about as many samples in a pass.
                 sizes[0] = sizes[0] or float(self._samples - before) * self.share[1]
         finally:

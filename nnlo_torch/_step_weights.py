@@ -57,12 +57,8 @@ class Draws:
 
     def settle(self) -> list[int]:
         """Return the samples of the batches that have reached the loop since the last call."""
-        loader = self._loader
-        return [
-            self._sizes.pop(number)
-            for number in list(self._sizes)
-            if loader is None or not loader.is_under_way(number)
-        ]
+        arrived = list(self._sizes) if self._loader is None else self._loader.arrived(self._sizes)
+        return [self._sizes.pop(number) for number in arrived]
 
     @property
     def over(self) -> bool:

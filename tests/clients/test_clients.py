@@ -36,7 +36,6 @@ def test_a_script_runs_plainly_and_wrapped_in_one_process(script):
 
 @pytest.mark.mpi
 @pytest.mark.extended
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("ranks", [3, 5])
 @pytest.mark.parametrize("script", AIMS)
 def test_a_script_runs_on_several_ranks(script, ranks):

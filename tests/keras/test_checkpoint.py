@@ -257,7 +257,6 @@ def interrupted_and_resumed(tmp_path, ranks, how, options, backend=None):
 
 @pytest.mark.mpi
 @pytest.mark.extended  # the same on torch: tests/torch/test_16_bit_weights.py
-@pytest.mark.timeout(250)
 def test_checkpoints_within_epochs_do_not_change_the_training(tmp_path, file):
     """On TensorFlow the variables of a server are no views: they show the centre of the last epoch."""
     options = ["wrapper=EASGD", "every=4"]

@@ -62,7 +62,6 @@ SPLIT = "validation_split=0.5: every rank sets its own samples apart"
 @pytest.mark.extended
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_what_all_workers_have_is_said_once_and_a_distribution_is_refused(tmp_path):
     backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = mpiexec(3, PROGRAMS / "keras_given.py", str(tmp_path), timeout_s=180, env=backend)

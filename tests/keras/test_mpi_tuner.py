@@ -11,7 +11,7 @@ from tests.helpers.paths import PROGRAMS
 
 pytest.importorskip("keras_tuner", reason="the environment for MPICH has no keras-tuner")
 PROGRAM = PROGRAMS / "tune_keras.py"
-pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("keras"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("keras")]
 KERAS = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 

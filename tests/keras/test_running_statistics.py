@@ -43,7 +43,6 @@ def possible(kind):
 
 @pytest.mark.sampled(8)
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("kind", job.KINDS)
 def test_with_frozen_weights_the_statistics_are_those_of_the_plain_fit(kind):
     if not possible(kind):

@@ -91,7 +91,6 @@ def test_alone_it_saves_model_and_weights(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("servers", [1, 0])
 def test_on_ranks_one_writes_and_the_second_warns(tmp_path, servers):
     backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", "torch"), "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -55,7 +55,6 @@ def test_trials_of_a_keras_model_train_again():
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(200)
 def test_idle_blocks_go_on_with_the_last_trial():
     words = [*WORDS[:7], "--batch", "10", "--epochs", "5", "--objective", "loss", "--num-iterations", "1"]
     words += ["--block-size", "2", "--checkpoint", "s", "--elastic"]

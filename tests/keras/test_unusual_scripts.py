@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.framework("keras"),
     pytest.mark.mpi,
     pytest.mark.slow,
-    pytest.mark.timeout(200),  # TensorFlow takes its time to start
 ]
 
 PROGRAM = PROGRAMS / "keras_odd.py"

@@ -122,7 +122,6 @@ def test_a_search_outlives_a_rank_that_is_killed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("after_s", [0.0, pytest.param(1.0, marks=pytest.mark.extended)])
 def test_a_spare_takes_over_from_a_coordinator_that_is_killed(after_s, tmp_path):
     if running_mpi() == "MPICH":

@@ -13,7 +13,7 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 from tests.chaos.search_strikes import survive
 
 PROGRAM = PROGRAMS / "tune_all.py"
-pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("torch"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.framework("torch")]
 
 
 def lines(*cases, ranks=5):

@@ -179,7 +179,6 @@ def test_five_ranks_search_in_two_folds_side_by_side():
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.timeout(200)
 def test_layouts_are_refused_once_and_blocks_share_the_trials():
     done = started(6, "--block-size", "3")
     assert done.returncode == 2
@@ -212,7 +211,6 @@ def test_search_ranks_choose_and_a_search_in_lock_step_repeats():
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.extended
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(("size", "folds"), [(5, 1), (7, 3)])
 def test_idle_blocks_go_on_with_the_last_trial(size, folds):
     words = ["--num-iterations", "1", "--block-size", "2", "--objective", "loss", "--checkpoint", "s"]
@@ -243,7 +241,6 @@ if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.mpi
-@pytest.mark.timeout(200)
 def test_a_spare_writes_the_result_when_the_first_rank_is_killed():
     if running_mpi() != "Open MPI":
         pytest.skip("MPICH's mpiexec ends the job when a rank dies")
