@@ -44,8 +44,9 @@ SERVER, WORKERS, SPARES = 0, (1, 2, 3), (4, 5)
 RANKS = 6
 # Of a worker in an epoch.
 BATCHES = places_data.SAMPLES // places_data.BATCH // len(WORKERS)
-#: Undisturbed trainings of all algorithms and fronts end with 0.90 to 0.96; a wrong one near a half.
-LEAST_ACCURACY = 0.87
+#: A wrong training ends near a half. Right ones of a front and an algorithm, disturbed or not, differ from
+#: their mean by 0.0064 (the standard deviation of 69); the lowest mean is 0.918: six deviations below it.
+LEAST_ACCURACY = 0.88
 _END_S = 150.0
 # Their number has no factor in common with those of the algorithms, the fronts and the assignments.
 _STRUCK = (

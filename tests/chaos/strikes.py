@@ -562,6 +562,7 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=1, help="how many at a time; stalls get longer")
     options.add_argument("--spared", action="store_true", help="only trainings with a spare")
     options.add_argument("--heir", action="store_true", help="only trainings in which workers are heirs")
+    options.add_argument("--servers", type=int, help="only trainings of so many servers")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
     options.add_argument("--places", action="store_true", help="only trainings whose second spare may train")
     given = options.parse_args()
@@ -574,6 +575,7 @@ def main() -> int:
     chosen = list(enumerate(strikes(given.seed, given.count, **kinds), 1))
     if given.only is not None:
         chosen = [chosen[given.only - 1]]
+    chosen = [one for one in chosen if given.servers in (None, one[1].servers)]
     with ThreadPoolExecutor(given.jobs) as jobs:
         for done in as_completed([jobs.submit(_judged, *one) for one in chosen]):
             number, strike, verdict, lost, told = done.result()
