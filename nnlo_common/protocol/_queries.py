@@ -573,7 +573,7 @@ class PausesBetween:
 
 
 class Places:
-    """Tells spares in whose places they train; an answer waits until the end of the epoch is decided.
+    """Tells spares in whose places they train; an answer waits until the server begins the next epoch, too.
 
     Attributes:
         told: those that have been told of a place.

@@ -237,7 +237,7 @@ class CoordinatorChannel:
 
     def _leave(self) -> None:
         """Leave as a spare once all others but the coordinator have left, so that no message is under way."""
-        for rank in self._heirs:
+        for rank in [*self._heirs, *self._left_before]:  # the latter, too, wait for all others
             if rank != self._rank:
                 self._mail.send(rank, to_text(Left(-1)))
         others = self._present - {self._heirs[0]}

@@ -191,6 +191,9 @@ class ServerRank:
 
     def end_epoch(self) -> None:
         """Serve until every remaining worker has finished one more epoch."""
+        if self.service is not None:
+            # Not at the end of the last epoch: a spare that trains already would miss a pause that follows.
+            self.tell(self.service.places.decide(self._epochs))
         self._epochs += 1
         # A pause requested after this epoch's end completes only when this server has ended the epoch, too.
         self._let_pause(before_epoch=self._epochs)
@@ -214,7 +217,6 @@ class ServerRank:
             for spare, place in zip(free, sorted(server.vacant), strict=False):
                 server.call(spare, place, self._epochs)
                 self.service.admit(spare)
-        self.tell(self.service.places.decide(self._epochs))
 
     def point(self) -> Vector:
         """Return the centre."""
@@ -404,8 +406,6 @@ class ServerRank:
     def _begin_after(self, epochs: int) -> None:
         """Begin where this server and all others have assembled so many epochs."""
         self._epochs, self._asked_for = epochs, (epochs, False)
-        if self.service is not None:
-            self.service.places.decide(epochs)  # nobody has asked yet
         if self._others:
             self._server.other_servers = dict.fromkeys(self._server.other_servers, epochs)
 

@@ -588,8 +588,8 @@ class SpareRank(ServerRank):
         others = sorted({*others}.difference(workers))
         self._queries = self.service = self._serve_queries(workers, others, self._client.record.saves)
         self.service.follow(self._server)
-        # Who is called after this epoch is decided at its end, which this rank has perhaps not served yet.
-        self.service.places.decide(self._epochs - (self._only_fetches and not self._ends))
+        # Who is called after an epoch is told when this rank begins the next one, or has no more.
+        self.service.places.decide(self._epochs - (not self._ends))
         self.service.load_copy(state)
 
     def _serve(self, event: Event) -> None:

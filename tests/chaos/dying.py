@@ -92,6 +92,7 @@ class Notes:
         (folder / f"pid{rank}").write_text(str(os.getpid()))
         self._used = (folder / f"used{rank}").open("a")
         self._taken: dict[int, int] = {}
+        moments.write_where_it_hangs(folder, rank)
         for one in self._deaths:
             if one.point == "time":
                 threading.Thread(target=self._die_later, args=(one,), daemon=True).start()

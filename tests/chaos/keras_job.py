@@ -17,6 +17,7 @@ folder, algorithm, (servers, spares, heir) = Path(sys.argv[1]), sys.argv[2], map
 EPOCHS, SAMPLES = 3, 1200
 rank = MPI.COMM_WORLD.Get_rank()
 moments.prepare(folder, rank)  # before nnlo registers what it does at the end
+moments.write_where_it_hangs(folder, rank)
 
 
 def note(numbers):

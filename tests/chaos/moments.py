@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import itertools
 import os
 import time
@@ -12,12 +13,14 @@ from pathlib import Path
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import _store
 
-__all__ = ["LEAVING", "WRITING", "plan", "prepare", "reached", "within_a_write"]
+__all__ = ["LEAVING", "WRITING", "plan", "prepare", "reached", "within_a_write", "write_where_it_hangs"]
 
 #: In the middle of a file: of a rank's own part of a checkpoint, or of the manifest.
 WRITING = ("part", "manifest")
 #: Between the last checkpoint and the last messages; at the beginning of MPI_Finalize.
 LEAVING = ("close", "finalize")
+# Jobs last for a tenth of it, and are given up a little later.
+_HANGS_AFTER_S = 100.0
 
 
 def plan(folder: Path, moment: str, victim: int, turn: int) -> None:
@@ -60,6 +63,11 @@ def prepare(folder: Path, rank: int) -> None:
         _within_close(wait)
     else:
         atexit.register(_finalize, wait)  # registered first, so it runs last
+
+
+def write_where_it_hangs(folder: Path, rank: int) -> None:
+    """Write the stacks of this rank to `stack{rank}` if its job lasts far too long."""
+    faulthandler.dump_traceback_later(_HANGS_AFTER_S, file=(folder / f"stack{rank}").open("w"))
 
 
 def within_a_write(moment: str, turn: int, wait: Callable[[], None]) -> None:

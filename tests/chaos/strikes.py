@@ -38,6 +38,7 @@ import psutil
 
 from nnlo_common.training.checkpoint import SavedCheckpoint, Store
 from tests.chaos import moments
+from tests.chaos.recovery import TAKEN_OVER, Lines, dropped, next_s, recoveries, watched
 from tests.helpers.jobs import launcher, running_mpi, start_of, starting
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "longest_gap",
     "none_left",
     "run",
+    "steps_s",
     "strike_and_judge",
     "strikes",
     "until_gone",
@@ -136,6 +138,16 @@ class Strike:
         if self.victim == LAUNCHER:
             return "launcher"
         return "server" if self.victim < self.servers else "worker"
+
+    @property
+    def role(self) -> str:
+        """Who is killed, as the table of the times to recover says it."""
+        if self.victim in self.workers:
+            return "worker"
+        if not 0 <= self.victim < self.servers:
+            return "launcher" if self.victim == LAUNCHER else "spare"
+        server = "server" if self.servers == 1 else "one of two servers"
+        return f"{server}, with {'a spare' if self.spares else 'an heir' if self.heir else 'nobody'}"
 
     @property
     def where(self) -> str:
@@ -225,6 +237,7 @@ class Outcome:
         late: the victim had ended before it could be killed.
         struck_s: when it was killed, on the clock that the ranks' notes have, too.
         end_s: how long after that the last process of the job has ended.
+        lines: what it has printed, with times.
     """
 
     status: int
@@ -232,6 +245,7 @@ class Outcome:
     late: bool
     struck_s: float
     end_s: float
+    lines: Lines
 
 
 class _Timed(Protocol):
@@ -249,11 +263,13 @@ class Verdict:
         end: "went on", "ended and resumed", or "had finished" before it was killed, but for its last words.
         stall_s: for how long a survivor made no step.
         end_s: how long the job took to end.
+        recovered_s: how long after the death a worker has made a step without the dead rank; None: none has.
     """
 
     end: str
     stall_s: float = 0.0
     end_s: float = 0.0
+    recovered_s: float | None = None
 
     def check_times(self) -> None:
         """Check that nobody was held up for longer than documented.
@@ -286,7 +302,8 @@ def strike_and_judge(strike: Strike, folder: Path) -> Verdict:
     alone = strike.victim < strike.servers and not strike.replaced
     if alone or outcome.late or not _died(strike, outcome):
         return Verdict("had finished")
-    return Verdict("went on", stall_s=stall(strike, outcome, folder))
+    stall_s, recovered_s = stall(strike, outcome, folder), _recovered_s(strike, outcome, folder)
+    return Verdict("went on", stall_s, recovered_s=recovered_s)
 
 
 def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
@@ -315,7 +332,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
     with (folder / "text").open("w+") as text:
         given = [folder, strike.algorithm, str(strike.servers), str(strike.spares), str(int(strike.heir))]
         job = starting([*command, *given], text)
-        with job as process, none_left(members):
+        with job as process, none_left(members), watched(folder / "text") as lines:
             if kill:
                 late = _strike(process, strike, folder, members)
             struck_s = time.monotonic()
@@ -330,7 +347,7 @@ def run(strike: Strike, folder: Path, *, kill: bool = True) -> Outcome:
         told = text.read()
     assert end_s is not None, f"{strike} left processes {members}: {told}"
     late |= strike.victim == LAUNCHER and kill and status != -signal.SIGKILL
-    return Outcome(status, told, late, struck_s, end_s)
+    return Outcome(status, told, late, struck_s, end_s, lines)
 
 
 def judge(strike: Strike, outcome: Outcome, folder: Path) -> str:
@@ -390,10 +407,21 @@ def stall(strike: Strike, outcome: Outcome, folder: Path) -> float:
 
 def longest_gap(folder: Path, rank: int, struck_s: float) -> float:
     """Return for how long, in seconds, a rank made no step about the time of a strike."""
-    at_s = [float(line.split(maxsplit=1)[0]) for line in lines_of(folder, rank)]
-    pairs = itertools.pairwise(at_s)
+    pairs = itertools.pairwise(steps_s(folder, rank))
     near = [after - before for before, after in pairs if before < struck_s + 1 and after > struck_s]
     return max(near, default=0.0)
+
+
+def steps_s(folder: Path, rank: int) -> list[float]:
+    """Return when a rank has made each of its steps."""
+    return [float(line.split(maxsplit=1)[0]) for line in lines_of(folder, rank)]
+
+
+def _recovered_s(strike: Strike, outcome: Outcome, folder: Path) -> float | None:
+    pattern = TAKEN_OVER if strike.victim < strike.servers else dropped(strike.victim)
+    living = set(strike.workers) - {strike.victim} - strike.heir_of_victim
+    steps = (at_s for rank in living for at_s in steps_s(folder, rank))
+    return next_s(outcome.lines, pattern, outcome.struck_s, steps)
 
 
 def _strike(
@@ -534,6 +562,7 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=1, help="how many at a time; stalls get longer")
     options.add_argument("--spared", action="store_true", help="only trainings with a spare")
     options.add_argument("--heir", action="store_true", help="only trainings in which workers are heirs")
+    options.add_argument("--servers", type=int, help="only trainings of so many servers")
     options.add_argument("--only", type=int, help="the number of one strike to repeat")
     options.add_argument("--places", action="store_true", help="only trainings whose second spare may train")
     given = options.parse_args()
@@ -546,6 +575,7 @@ def main() -> int:
     chosen = list(enumerate(strikes(given.seed, given.count, **kinds), 1))
     if given.only is not None:
         chosen = [chosen[given.only - 1]]
+    chosen = [one for one in chosen if given.servers in (None, one[1].servers)]
     with ThreadPoolExecutor(given.jobs) as jobs:
         for done in as_completed([jobs.submit(_judged, *one) for one in chosen]):
             number, strike, verdict, lost, told = done.result()
@@ -579,10 +609,14 @@ def _judged(number: int, strike: Strike) -> tuple[int, Strike, Verdict | None, i
     if verdict is None:
         return number, strike, None, getattr(error, "count", 0), told
     times = {
-        "went on": f", longest stall {verdict.stall_s:.2f} s",
+        "went on": f", longest stall {verdict.stall_s:.2f} s{_recovered(verdict.recovered_s)}",
         "ended and resumed": f", ended within {verdict.end_s:.2f} s",
     }
     return number, strike, verdict, 0, f"{verdict.end}{times.get(verdict.end, '')}"
+
+
+def _recovered(after_s: float | None) -> str:
+    return "" if after_s is None else f", recovered within {after_s:.2f} s"
 
 
 class _Table:
@@ -591,11 +625,14 @@ class _Table:
     def __init__(self) -> None:
         self.wrong = 0
         self._rows: dict[tuple[str, str, str], list[tuple[Verdict | None, int]]] = {}
+        self._recovered: dict[str, list[float]] = {}
 
     def add(self, mpi: str, strike: Strike, verdict: Verdict | None, lost: int) -> None:
         """Add a strike; without a verdict something went wrong."""
         self.wrong += verdict is None
         self._rows.setdefault((mpi, strike.framework, strike.kind), []).append((verdict, lost))
+        if verdict is not None and verdict.recovered_s is not None:
+            self._recovered.setdefault(strike.role, []).append(verdict.recovered_s)
 
     def text(self) -> str:
         """Return the table, with a line for all of them."""
@@ -607,7 +644,7 @@ class _Table:
         for key, row in sorted(self._rows.items()):
             lines.append(self._line(" | ".join(key), row))
         everything = [one for row in self._rows.values() for one in row]
-        return "\n".join([*lines, self._line("all | |", everything)])
+        return "\n".join([*lines, self._line("all | |", everything), "", recoveries(self._recovered)])
 
     @staticmethod
     def _line(name: str, row: Sequence[tuple[Verdict | None, int]]) -> str:

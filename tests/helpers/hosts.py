@@ -156,7 +156,8 @@ class Cluster:
         The arguments are those of `run`. The launcher runs on node1.
         """
         env = dict(env or {})
-        places = ",".join(f"{name}:{count}" for name, count in zip(self.names, ranks_per_host, strict=False))
+        counts = zip(self.names, ranks_per_host, strict=False)
+        places = ",".join(f"{name}:{count}" for name, count in counts if count)
         exported = [word for name in env if not name.startswith("PRTE_") for word in ("-x", name)]
         where = ["--map-by", "slot:oversubscribe", "--host", places, "-n", str(sum(ranks_per_host))]
         words = [launcher(), *options, *exported, *where, sys.executable, *command]

@@ -159,10 +159,27 @@ def test_the_death_of_a_worker_elsewhere_is_survived(cluster):
         assert job.text().count("done ") == 3, job.text()
 
 
-@pytest.mark.parametrize("options", [(), ULFM], ids=["plain", "ulfm"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ULFM, (*ULFM, "--rtos", "recoverable,notifyerrors"), (*ULFM, "--rtos", "continuous")],
+    ids=["plain", "ulfm", "recoverable", "continuous"],
+)
 def test_the_death_of_a_host_ends_the_job(cluster, options):
     with training(cluster, limit_s="0", options=options) as job:
         cluster.kill(2)
         job.wait(END_S)
         assert "daemon" in job.text(), job.text()
         assert "node2" in job.text(), job.text()
+
+
+def test_the_death_of_the_servers_host_ends_the_job_though_a_spare_is_elsewhere(cluster):
+    """The launcher runs on node1 alone; the server and a worker on node2, a worker and the spare on node3."""
+    program = [PROGRAMS / "stopped.py", str(cluster.shared / "end"), "0", "spared"]
+    with cluster.running([0, 2, 2], *program, options=ULFM) as job:
+        job.wait_for("ready", 60, times=2)
+        cluster.kill(2)
+        job.wait(END_S)
+        for rank in cluster.ranks():
+            rank.wait(END_S)  # the daemon of node3 ends them, a little later
+        assert "daemon" in job.text(), job.text()
+        assert "done" not in job.text(), job.text()

@@ -16,6 +16,8 @@ pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
 import optuna
 
 from nnlo_common.search import optimize
+from nnlo_common.search._channels import CoordinatorChannel
+from nnlo_common.search._search_messages import End, Left, from_text, to_text
 from nnlo_common.search.coordinator._trial_results import COORDINATOR, ERROR, FAILURE, FOLDS
 from nnlo_common.testing import InjectedFault
 
@@ -206,6 +208,28 @@ def test_folds_side_by_side_have_all_their_values():
         first, second = trial.user_attrs[FOLDS]
         assert first == second == trial.value
     assert len(search.begun) == 16
+
+
+class Scripted:
+    """The mail of a rank that is sent these texts in turn."""
+
+    def __init__(self, *texts):
+        self.texts, self.sent = [*texts], []
+
+    def receive(self, timeout_s=None):
+        return self.texts.pop(0)
+
+    def send(self, peer, text):
+        self.sent.append((peer, from_text(text)))
+
+
+def test_a_spare_that_hears_of_the_end_last_tells_those_that_have_left_before():
+    """They wait until it has left, too."""
+    left, end = to_text(Left(-1)), to_text(End(-1, ()))
+    mail = Scripted((1, left), (2, left), (4, left), (0, end))
+    channel = CoordinatorChannel(mail, [(1,), (2,)], ["node1"] * 6, rank=5, spares=[4, 5])
+    assert isinstance(channel.stand_by(), End)
+    assert sorted(peer for peer, message in mail.sent if isinstance(message, Left)) == [0, 4]
 
 
 def test_a_dead_spare_is_missed_by_nobody():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
+from nnlo_common.protocol import Places
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _server_rank, _state_copies
 
@@ -81,3 +84,45 @@ def test_from_the_next_epoch_on_a_spare_has_the_dead_workers_share(source, file)
     assert joined == 1
     for epoch in range(joined, EPOCHS):
         assert sorted(one for _, taken in living for one in taken[epoch]) == list(range(SAMPLES))
+
+
+def test_a_spare_joins_after_the_save_between_two_epochs(monkeypatch, tmp_path):
+    """Or all workers would wait at that save for a rank that has begun the next epoch."""
+    asked, answered, ask = threading.Event(), [], Places.ask
+
+    def ask_and_note(self, rank, query):
+        answers = ask(self, rank, query)
+        if (rank, query.epochs) == (5, 1):
+            answered.append(answers)
+            asked.set()
+        return answers
+
+    monkeypatch.setattr(Places, "ask", ask_and_note)
+
+    def program(world):
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(
+            torch.optim.SGD(model.parameters(), lr=1e-4), model=model, world=world, spares=2
+        )
+        data = torch.arange(SAMPLES, dtype=torch.float32)[:, None]
+        sampler = nt.ShardSampler(data, optimizer=optimizer)
+        loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+        checkpoint = nt.Checkpoint(tmp_path / "run", optimizer)
+        for epoch in checkpoint.epochs(EPOCHS):
+            for inputs in checkpoint.batches(loader):
+                model(inputs).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.mean({"ranks": 1.0})
+            if (world.rank, epoch) == (3, 0):
+                asked.wait(60)  # so that the others are at the save, and the spare is past it
+        optimizer.close()
+        return optimizer.role
+
+    with MemoryCluster(1 + WORKERS + 2) as cluster:
+        cluster.fail(DIES, "send EPOCH", 1)
+        ranks = cluster.run(program, 60)
+    assert answered == [[]]
+    assert [ranks[rank] for rank in (0, 1, 3, 4, 5)] == [
+        *("server 0", "worker 0", "worker 2", "spare 0", "worker 1")
+    ]
