@@ -28,7 +28,7 @@ from nnlo_common.data._batch_items import (
 )
 from nnlo_common.data._ledger import Range
 from nnlo_common.data._listing import Files, list_files, refuse_duplicates, state_of
-from nnlo_common.data._mapped_arrays import check_whole, is_as_read, read_pages
+from nnlo_common.data._mapped_arrays import MappedFile, check_whole, files_of, is_as_read, read_pages
 from nnlo_common.data._memory_cache import CacheKind, memory_cache
 from nnlo_common.data._passing_failures import WAITS_S, may_pass, wait_for_file_system
 from nnlo_common.data._preparation import (
@@ -179,7 +179,7 @@ class FileSource:
 
     #: The format of all files; None: it follows from the first.
     _format: ClassVar[Format | None] = None
-    _mapped: Sequence[Array] = ()  # what `resident` has returned last, if files were mapped
+    _mapped: Sequence[MappedFile] = ()  # of the arrays that `resident` has returned last
 
     def __init__(
         self,
@@ -329,7 +329,7 @@ class FileSource:
                 return None
         if not found or not all(map(is_as_read, found, self.fields)):
             return None
-        self._mapped = found
+        self._mapped = files_of(found)
         return found
 
     def bounds(self, name: str, start: int, stop: int) -> tuple[float, float] | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._source import Array, Field
 
-__all__ = ["check_whole", "is_as_read", "read_pages"]
+__all__ = ["MappedFile", "check_whole", "files_of", "is_as_read", "read_pages"]
 
 
 def is_as_read(array: Array | None, field: Field) -> bool:
@@ -22,15 +21,35 @@ def is_as_read(array: Array | None, field: Field) -> bool:
     return array.flags.c_contiguous and array.flags.aligned
 
 
-def check_whole(arrays: Sequence[Array]) -> None:
-    """Raise if the file of an array was cut off: to touch what is missing would end the process."""
-    for array in arrays:
-        if isinstance(array, np.memmap) and array.filename is not None:
-            with contextlib.suppress(FileNotFoundError):  # what is mapped stays
-                if Path(array.filename).stat().st_size < array.offset + array.nbytes:
-                    raise ConfigurationError(
-                        f"{array.filename} was truncated while it was read; copy or make it again"
-                    )
+class MappedFile(NamedTuple):
+    """The file of a mapped array.
+
+    Attributes:
+        memory: the mapping, which has the file open.
+        size: the bytes that the file must have.
+        name: its path.
+    """
+
+    memory: mmap.mmap
+    size: int
+    name: str
+
+
+def files_of(arrays: Sequence[Array]) -> list[MappedFile]:
+    """Return the files of mapped arrays."""
+    mapped = [(array, array.base) for array in arrays if isinstance(array, np.memmap)]
+    return [
+        MappedFile(memory, array.offset + array.nbytes, str(array.filename))
+        for array, memory in mapped
+        if isinstance(memory, mmap.mmap)
+    ]
+
+
+def check_whole(files: Sequence[MappedFile]) -> None:
+    """Raise if one of these files was cut off: to touch what is missing would end the process."""
+    for memory, size, name in files:
+        if memory.size() < size:
+            raise ConfigurationError(f"{name} was truncated while it was read; copy or make it again")
 
 
 def read_pages(arrays: Sequence[Array], start: int, stop: int) -> None:
