@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,12 +37,12 @@ class MappedFile(NamedTuple):
 
 def files_of(arrays: Sequence[Array]) -> list[MappedFile]:
     """Return the files of mapped arrays."""
-    mapped = [(array, array.base) for array in arrays if isinstance(array, np.memmap)]
-    return [
-        MappedFile(memory, array.offset + array.nbytes, str(array.filename))
-        for array, memory in mapped
-        if isinstance(memory, mmap.mmap)
-    ]
+    found = []
+    for array in arrays:
+        memory: Any = array.base
+        if isinstance(array, np.memmap) and isinstance(memory, mmap.mmap):
+            found.append(MappedFile(memory, array.offset + array.nbytes, str(array.filename)))
+    return found
 
 
 def check_whole(files: Sequence[MappedFile]) -> None:
