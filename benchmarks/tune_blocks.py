@@ -6,6 +6,16 @@
 Trials sleep, so they need no cores; the sampler computes beside them, and does not keep up where trials are
 shorter than its fits. Printed for each function: the median over seeds of the distance from the best value
 after 40 trials of Branin and 80 of Hartmann6, and the share of the blocks' time in which no trial ran.
+
+Of 10 seeds, on 2 cores, quiet (the trials of 4 s beside Optuna's own), median and idle share:
+
+                          Branin           Hartmann6
+    blocks, 0.3 s         0.011, 2.2 %     0.012, 3.3 %
+    blocks, 1 s           0.015, 0.6 %     0.062, 1.0 %
+    blocks, 4 s           0.011, 0.9 %     0.00081, 0.3 %
+    GPSampler, 4 s        0.015, 3.7 %     0.12, 3.7 %
+
+Hartmann6 has a second minimum, 0.12 above the best, in which half of the searches end or not by chance.
 """
 
 from __future__ import annotations
