@@ -97,6 +97,8 @@ def get_model():
 """
 
 
+# The model asks for int64, which JAX says it makes int32.
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64:UserWarning")
 def test_whole_numbers_are_trained_on_and_predicted_by_one_vocabulary(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     draw, columns = np.random.default_rng(0), {}
