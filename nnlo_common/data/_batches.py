@@ -77,7 +77,7 @@ class Batches:
     Blocks of samples are read in contiguous slices, in the order of `Blocks`. With `shuffle` the samples of
     a *window*, some whole batches in a row, are permuted in memory. While the training uses the batches of
     one window, a thread reads the next, or, up to 64 MB, as many as last for two seconds. So at most about
-    three windows are in memory, however large the data are. A batch is a part of about a megabyte, which it
+    three windows are in memory, however large the data are. A batch is a part of up to a megabyte, which it
     keeps in memory; without `shuffle`, of its window: copy what is kept for long.
 
     Args:

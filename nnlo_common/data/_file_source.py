@@ -494,12 +494,8 @@ class FileSource:
             self._staging.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Each process maps the files itself.
-        return {
-            **vars(self),
-            "_mapped": (),
-            "_staging": None,
-        }  # the process that staged the copies releases them
+        # A process maps files itself, and the one that staged copies releases them.
+        return {**vars(self), "_mapped": (), "_staging": None}
 
     def _note(self) -> None:
         """Tell the recorder of this thread what is read."""

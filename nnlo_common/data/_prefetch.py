@@ -73,14 +73,10 @@ class Prefetch(Generic[_Key, _Item]):
             self._reads.want(wanted)
         return self._held[1]
 
-    def wait(self) -> None:
-        """Wait until the thread has ended, and drop what was read ahead."""
-        if self._pid == os.getpid():
-            self._reads.stop()
-
     def close(self) -> None:
         """Wait until the thread has ended, and drop all items."""
-        self.wait()
+        if self._pid == os.getpid():
+            self._reads.stop()
         self._held = None
 
     @property
