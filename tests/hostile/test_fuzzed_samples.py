@@ -123,7 +123,7 @@ def run(kind: str, count: int, seed: int) -> str:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_damaged_files_are_read_or_refused_in_a_sentence(kind):
-    run(kind, FEW, seed=random.randrange(10**6))
+    run(kind, FEW, seed=0)
 
 
 @pytest.mark.extended

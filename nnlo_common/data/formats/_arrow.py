@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._file_access import readable_file
 from nnlo_common.data._remote import is_remote, open_remote
 from nnlo_common.data.formats._format import TEXT, Ragged
+from nnlo_common.data.formats._parquet_footer import Footer
 from nnlo_common.data.formats._table import Column, Piece, TableFormat
 
 __all__ = ["Arrow", "Parquet"]
@@ -60,16 +63,20 @@ class _ParquetTable:
             "thrift_string_size_limit": _LARGEST_METADATA,
             "thrift_container_size_limit": _LARGEST_METADATA // 100,
         }
-        self._file = pq.ParquetFile(_opened(path), page_checksum_verification=True, **limits)
+        remote = open_remote(path) if is_remote(path) else None
+        self._file = pq.ParquetFile(
+            path if remote is None else remote, page_checksum_verification=True, **limits
+        )
         metadata = self._file.metadata
         rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if any(count < 0 for count in rows):
             raise ConfigurationError(f"{path} is damaged: a row group has {min(rows)} rows; make it again")
         self.starts = [0, *accumulate(rows)]
         self.columns = {field.name: _column(field.type) for field in self._file.schema_arrow}
-        self.encoded = "Parquet"
-        if metadata.num_row_groups and metadata.num_columns:
-            self.encoded = f"Parquet, {metadata.row_group(0).column(0).compression.lower()}"
+        with readable_file(path) if remote is None else nullcontext(remote) as file:
+            self._footer = Footer(file, path, _LARGEST_METADATA)
+        codec = self._footer.codec
+        self.encoded = f"Parquet, {codec}" if codec else "Parquet"
 
     def decode(self, name: str, piece: int) -> Piece:
         """Return one column of one row group."""
@@ -78,14 +85,8 @@ class _ParquetTable:
 
     def bounds(self, name: str, piece: int) -> tuple[float, float] | None:
         """Return the least and the largest number of a column in a row group, from the file's statistics."""
-        group = self._file.metadata.row_group(piece)
-        for index in range(group.num_columns):
-            column = group.column(index)
-            if column.path_in_schema == name and column.is_stats_set and column.statistics.has_min_max:
-                least, largest = column.statistics.min, column.statistics.max
-                if isinstance(least, int | float) and isinstance(largest, int | float):
-                    return least, largest
-        return None
+        dtype = self.columns[name].dtype
+        return None if dtype is None else self._footer.bounds(name, piece, dtype)
 
     def close(self) -> None:
         """Close the file."""
@@ -126,11 +127,6 @@ class _ArrowTable:
         batch = self._file.get_batch(index)
         batch.validate()  # offsets and sizes lie within what is there
         return batch
-
-
-def _opened(path: str) -> Any:
-    """Return what pyarrow opens: a path, or a remote file by fsspec."""
-    return open_remote(path) if is_remote(path) else path
 
 
 def _column(kind: Any) -> Column:
