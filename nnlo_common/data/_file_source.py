@@ -343,9 +343,16 @@ class FileSource:
 
     def take(self, start: int, stop: int) -> Any:
         """Return the samples [start, stop) as a batch."""
-        arrays = [field.empty(stop - start) for field in self.fields]
+        return self.assemble(self._arrays(start, stop))
+
+    def _arrays(self, start: int, stop: int) -> list[Array]:
+        """Read the samples [start, stop) into new arrays, one for each field."""
+        try:
+            arrays = [field.empty(stop - start) for field in self.fields]
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{shown(self.files)}: {error}") from None
         self.read(start, stop, arrays)
-        return self.assemble(arrays)
+        return arrays
 
     def assemble(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return (features, labels, weights), without absent ones, from one array for each field."""
@@ -399,8 +406,7 @@ class FileSource:
         rows = max(_MEASURED_BYTES // max(sum(field.row_bytes for field in self.fields), 1), 1)
         for begin in range(start, stop, rows):
             end = min(begin + rows, stop)
-            arrays = [field.empty(end - begin) for field in self.fields]
-            self.read(begin, end, arrays)
+            arrays = self._arrays(begin, end)
             made, masks = self._sides[0].raw(iter(arrays), end - begin)
             leaves = leaves_of(made)
             masks += [None] * (len(leaves) - len(masks))
@@ -425,8 +431,7 @@ class FileSource:
         for begin in range(start, stop, rows):
             if isinstance(coder, NewValues):
                 coder.begin()
-            arrays = [field.empty(min(begin + rows, stop) - begin) for field in source.fields]
-            source.read(begin, min(begin + rows, stop), arrays)
+            arrays = source._arrays(begin, min(begin + rows, stop))
             for plan in source._plans:
                 indices, counts = plan.without_filling(arrays), found[plan.column]
                 values = coder.values_of(plan.column)

@@ -210,11 +210,13 @@ class _Compact:
 
     def _natural(self) -> int:
         number = shift = 0
-        while (byte := self._byte()) > 127:
+        while (byte := self._content[self._at]) > 127:
+            self._at += 1
             number |= (byte & 127) << shift
             shift += 7
             if shift >= _MOST_BITS:
                 raise ValueError("a number is too long")
+        self._at += 1
         return number | byte << shift
 
     def _integer(self) -> int:
