@@ -8,6 +8,7 @@ import hashlib
 import math
 import mmap
 import os
+import resource
 import socket
 import struct
 import threading
@@ -49,6 +50,9 @@ class HostMemory:
         name: equal for all that share it; up to 200 characters.
         size: in bytes, which is part of what must be equal.
 
+    Raises:
+        OSError: there is no room for it in this process.
+
     Attributes:
         memory: the bytes.
         shared: whether other processes can find it.
@@ -67,7 +71,12 @@ class HostMemory:
         self._threads, self._pid = threading.Lock(), os.getpid()
         file = _shared(f"{name}-{size}", size)
         self.shared = file is not None
-        self.memory = mmap.mmap(-1 if file is None else file, size)
+        try:
+            self.memory = mmap.mmap(-1 if file is None else file, size)
+        except BaseException:
+            if file is not None:
+                os.close(file)
+            raise
         self._release: weakref.finalize[..., HostMemory] | None = None
         if file is not None:
             self._file, self._release = file, weakref.finalize(self, os.close, file)
@@ -232,7 +241,6 @@ class MemoryCache:
         name = f"nnlo-samples-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
         self._name, self._size, self._row_bytes = name, max(at, _ALIGNED), row_bytes
         self._fields, self._places = list(fields), places
-        self.full = False
         self._begin()
 
     def read(self, start: int, stop: int, out: Sequence[Array], decode: _Decode) -> None:
@@ -245,7 +253,10 @@ class MemoryCache:
 
     def load(self, start: int, stop: int, decode: _Decode) -> bool:
         """Decode what is absent of the samples [start, stop); return False where memory is short."""
-        self._opened()
+        try:
+            self._opened()
+        except OSError:
+            return False
         block = bisect_right(self._starts, start) - 1
         while start < stop:
             if not self._marks[block] and not self._decoded(block, decode):
@@ -303,8 +314,7 @@ class MemoryCache:
             if self._marks[block]:  # another process was faster
                 return True
             free, total = free_memory()
-            self.full = free - (stop - start) * self._row_bytes < total // _RESERVE
-            if self.full:
+            if free - (stop - start) * self._row_bytes < total // _RESERVE:
                 return False
             decode(start, stop, [array[start:stop] for array in self.arrays])
             # Taking and giving the locks orders this after the numbers, for every processor.
@@ -362,7 +372,7 @@ def cached_mb() -> float:
 
 
 def free_memory() -> tuple[int, int]:
-    """Return the bytes that are free on this host, for this job, and all that it may use."""
+    """Return the bytes that are free on this host, for this process, and all that it may use."""
     free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError, IndexError):
         told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -374,8 +384,13 @@ def free_memory() -> tuple[int, int]:
 
 
 def _limits() -> list[tuple[int, int]]:
-    """Return the limits of memory that the control groups of this process have, and what of them is used."""
+    """Return the limits of memory of this process and its control groups, and what of them is used."""
     found: list[tuple[int, int]] = []
+    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
+    if addresses != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            found.append((addresses, used))
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, kinds, path = line.split(":", 2)

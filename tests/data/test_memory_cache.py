@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -208,6 +209,20 @@ def test_where_memory_is_short_the_rest_is_decoded_each_time(files, small_blocks
     assert 30 > len(set(decoded)) > 20
 
 
+def test_where_a_process_has_no_room_for_it_all_is_decoded_each_time(files, decoded, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(caches.mmap, "mmap", refused)
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
+        first = numbers_of(source)
+        decoded.clear()
+        assert numbers_of(source) == first
+        assert decoded
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
 def test_what_does_not_fit_is_refused_if_it_was_asked_for(files, monkeypatch):
     monkeypatch.setattr(caches, "free_memory", lambda: (100, 1000))
     with pytest.raises(ConfigurationError, match=r"cache=\"memory\" needs 0.0 GiB .* name fewer files"):
@@ -285,6 +300,19 @@ def test_another_process_has_the_same_samples(files, method):
         assert queue.get() == sum(range(30))
         process.join()
         assert source.take(10, 30)[1].sum() == sum(range(10, 30))
+
+
+def test_a_limit_of_addresses_limits_what_is_free(monkeypatch):
+    limit = 2**40
+    monkeypatch.setattr(caches.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 2**40)
+    real = Path.read_text
+    told = {
+        "/proc/self/statm": f"{(limit - 4096 * 7) // 4096} 5 5",
+        "/proc/meminfo": "MemAvailable: 99999999 kB",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda self: told.get(str(self)) or real(self))
+    assert caches.free_memory() == (4096 * 7, limit)
 
 
 def test_control_groups_limit_what_is_free(tmp_path, monkeypatch):
