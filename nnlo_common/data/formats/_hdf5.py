@@ -519,7 +519,7 @@ class _Chunks:
         """Read those rows of [first, last) whose chunks lie in it as a whole; return the first and the end.
 
         Raises:
-            ConfigurationError: a chunk has more bytes than its shape.
+            ConfigurationError: a chunk has more or fewer bytes than its shape.
         """
         threads, rows, size = usable_threads(), self._chunk[0], self._shape[0]
         if threads < 2 or last > size:
@@ -572,15 +572,14 @@ class _Chunks:
                 raw = inflate.decompress(raw, self._bytes + 1)
             except zlib.error:
                 return False
-            if len(raw) > self._bytes:
-                raise ConfigurationError(
-                    f"its chunk at row {row} has more than the {self._bytes} bytes of its shape; the file is "
-                    "damaged: make it again"
-                )
-            if not inflate.eof:
+            if len(raw) <= self._bytes and not inflate.eof:
                 return False
-        if len(raw) != self._bytes:
-            return False
+        if len(raw) != self._bytes:  # of a shorter one the library would return what was in memory before
+            how = "more than" if len(raw) > self._bytes else f"{len(raw)} of"
+            raise ConfigurationError(
+                f"its chunk at row {row} has {how} the {self._bytes} bytes of its shape; the file is damaged: "
+                "make it again"
+            )
         alike = out.shape == self._chunk and out.dtype == self._dtype and out.flags.c_contiguous
         chunk = out if alike else np.empty(self._chunk, self._dtype)
         numbers, found = chunk.reshape(-1).view(np.uint8), np.frombuffer(raw, np.uint8)
