@@ -577,8 +577,8 @@ class _Chunks:
         if len(raw) != self._bytes:  # of a shorter one the library would return what was in memory before
             how = "more than" if len(raw) > self._bytes else f"{len(raw)} of"
             raise ConfigurationError(
-                f"its chunk at row {row} has {how} the {self._bytes} bytes of its shape; the file is damaged: "
-                "make it again"
+                f"its chunk at row {row} has {how} the {self._bytes} bytes of its shape; the file is "
+                "damaged: make it again"
             )
         alike = out.shape == self._chunk and out.dtype == self._dtype and out.flags.c_contiguous
         chunk = out if alike else np.empty(self._chunk, self._dtype)
