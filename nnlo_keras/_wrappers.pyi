@@ -34,7 +34,7 @@ class AGN(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -59,7 +59,8 @@ class AGN(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -78,7 +79,7 @@ class DiLoCo(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -103,7 +104,8 @@ class DiLoCo(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -124,7 +126,7 @@ class Downpour(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -152,7 +154,8 @@ class Downpour(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -169,7 +172,7 @@ class DynSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -192,7 +195,8 @@ class DynSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -216,7 +220,7 @@ class EAMSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -247,7 +251,8 @@ class EAMSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -272,7 +277,7 @@ class EASGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -303,7 +308,8 @@ class EASGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -323,7 +329,7 @@ class GEM(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -350,7 +356,8 @@ class GEM(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -368,7 +375,7 @@ class LocalSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -392,7 +399,8 @@ class LocalSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -413,7 +421,7 @@ class Steady(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -440,7 +448,8 @@ class Steady(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 
@@ -457,7 +466,7 @@ class Synchronous(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -480,7 +489,8 @@ class Synchronous(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             name: as for any optimizer.
         """
 

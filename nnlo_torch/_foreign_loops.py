@@ -119,7 +119,7 @@ def sharded(
 def refuse_layout(wrapper: Wrapper, package: str) -> None:
     """Refuse several servers: one rank has to validate and save the whole model.
 
-    Spares stay spares: these loops decide once whether a rank gets batches.
+    Spares stay spares, and workers workers: these loops decide once whether a rank gets batches.
 
     Args:
         wrapper: that of this training.
@@ -134,6 +134,7 @@ def refuse_layout(wrapper: Wrapper, package: str) -> None:
             f"heir=True is not possible with {package}, whose loop cannot begin to serve within an epoch; "
             "use spares=1, which needs one rank more"
         )
+    wrapper._team.refuse_heirs()
     if member.sub_servers or member.servers > 1:
         name = "sub_servers" if member.sub_servers else "servers"
         raise collective(

@@ -38,7 +38,7 @@ class AGN(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -64,7 +64,8 @@ class AGN(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -85,7 +86,7 @@ class DiLoCo(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -111,7 +112,8 @@ class DiLoCo(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -134,7 +136,7 @@ class Downpour(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -163,7 +165,8 @@ class Downpour(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -182,7 +185,7 @@ class DynSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -206,7 +209,8 @@ class DynSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -232,7 +236,7 @@ class EAMSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -264,7 +268,8 @@ class EAMSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -291,7 +296,7 @@ class EASGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -323,7 +328,8 @@ class EASGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -345,7 +351,7 @@ class GEM(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -373,7 +379,8 @@ class GEM(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -393,7 +400,7 @@ class LocalSGD(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -418,7 +425,8 @@ class LocalSGD(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -441,7 +449,7 @@ class Steady(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -469,7 +477,8 @@ class Steady(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -488,7 +497,7 @@ class Synchronous(Wrapper):
         all_reduce: Literal["auto", "mpi", "bfloat16", "shared", "thread", "torch", "horovod"] = "auto",
         stall_timeout_s: float | None = None,
         spares: int = 0,
-        heir: bool = False,
+        heir: bool | None = None,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -512,7 +521,8 @@ class Synchronous(Wrapper):
                 place of one that has died; those that no server needs take the places of dead workers;
                 mpiexec --with-ft ulfm.
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
-                died, with several servers as many workers, one for each; mpiexec --with-ft ulfm.
+                died, with several servers as many workers, one for each; else it does so under mpiexec
+                --with-ft ulfm, where it can and memory allows.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

@@ -145,7 +145,7 @@ class HeirRank(WorkerRank):
 
     def _lost(self, rank: int, error: PeerLostError | None) -> None:
         self._known.gone.add(rank)
-        if rank == self._follows:
+        if rank == self._follows and self._spares:
             raise _SuccessionError(rank) from error
         super()._lost(rank, error)
 

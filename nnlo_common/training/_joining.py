@@ -20,6 +20,7 @@ from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gath
 from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
+from nnlo_common.data._memory_cache import free_memory
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
     Averages,
@@ -47,6 +48,11 @@ __all__ = ["Member", "join", "launched", "planned", "within"]
 
 _LOG = logging.getLogger(__name__)
 
+# A copy of a server's state: the centre, and at most what the optimizers of both frameworks keep of it.
+_COPIED_VECTORS = 4
+#: The part of a host's free memory that copies may take unasked.
+_FOR_HEIRS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
@@ -60,6 +66,7 @@ class Member:
         table: all ranks and their roles, as text.
         workers: the number of workers.
         servers: the number of servers that share the centre.
+        heirs: workers take the places of dead servers.
         sub_servers: the number of sub-servers of an elastic tree.
         trains: the ranks that train.
         worker: its index among the workers; None on a server.
@@ -77,6 +84,7 @@ class Member:
     table: str
     workers: int
     servers: int
+    heirs: bool = False
     sub_servers: int = 0
     trains: tuple[int, ...] = ()
     worker: int | None = None
@@ -181,7 +189,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         check_layout(plan.algorithm, cell)
         if cell.branches:
             check_tree(plan)
-        _check_heir(world, plan, cell)
+        heirs = _has_heirs(world, plan, cell)
         parts = plan.parameters.layout.cut(len(cell.servers)) if cell.servers else []
     except ConfigurationError as error:
         error.collective = True  # all ranks compare the same facts and raise the same error
@@ -204,7 +212,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part, cell.spares_of(index) or _heir_of(index, world, plan, cell))
+        Shard(index, server, part, cell.workers[index : index + 1] if heirs else cell.spares_of(index))
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -234,6 +242,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         table=table,
         workers=len(cell.workers),
         servers=len(cell.servers),
+        heirs=heirs,
         sub_servers=len(cell.branches),
         trains=tuple(rank for ranks in cell.groups for rank in ranks),
         worker=assignment.worker,
@@ -245,14 +254,21 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     )
 
 
-def _check_heir(world: RankWorld, plan: TrainingPlan, cell: Cell) -> None:
-    """Refuse workers that take servers' places where nobody would train on, or none can."""
-    if not plan.ranks.heir:
-        return
+def _has_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
+    """Return whether workers take the places of dead servers, none of them those of two (collective).
+
+    Raises:
+        ConfigurationError: it was asked for, but nobody would train on, or none can.
+    """
+    asked, servers, workers = plan.ranks.heir, len(cell.servers), len(cell.workers)
     obstacle = "in a trial of a search" if world.of_trial else "with sub_servers" if cell.branches else ""
+    if asked is None:
+        able = 0 < servers < workers and not (obstacle or cell.spares or plan.ranks.grouped)
+        return able and world.survives_loss and _has_room_for_heirs(world, plan, cell)
+    if not asked:
+        return False
     if obstacle:
         raise ConfigurationError(f"heir=True {obstacle} is not possible; leave heir out")
-    servers, workers = len(cell.servers), len(cell.workers)
     if workers <= servers:
         missing = servers + 1 - workers
         raise ConfigurationError(
@@ -265,11 +281,27 @@ def _check_heir(world: RankWorld, plan: TrainingPlan, cell: Cell) -> None:
             "heir=True, but here the job ends with any rank that dies; start it by "
             "mpiexec --with-ft ulfm of Open MPI 5, or leave heir out"
         )
+    return world.survives_loss
 
 
-def _heir_of(index: int, world: RankWorld, plan: TrainingPlan, cell: Cell) -> tuple[int, ...]:
-    """Return the worker that takes the place of this server, if one does: none takes those of two."""
-    return cell.workers[index : index + 1] if plan.ranks.heir and world.survives_loss else ()
+def _has_room_for_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
+    """Return whether the hosts of the workers that would be heirs have the memory for it (collective)."""
+    heirs = cell.workers[: len(cell.servers)]
+    # A message of each other worker, and two copies of up to so many vectors while one of them arrives.
+    vectors = len(cell.workers) + 2 * _COPIED_VECTORS
+    needed = 4 * vectors * plan.parameters.vector.size // len(cell.servers)
+    told = [text.split(maxsplit=1) for text in world.gather_text(f"{free_memory()[0]} {world.host}")]
+    for heir in heirs:
+        free, host = int(told[heir][0]), told[heir][1]
+        if needed * sum(told[one][1] == host for one in heirs) > free // _FOR_HEIRS:
+            if world.rank == 0:
+                warn(
+                    f"no worker holds a copy of the server's state, so that its death ends the job: rank "
+                    f"{heir} on {host} would need {needed / 2**30:.1f} GiB for it, of {free / 2**30:.1f} GiB "
+                    "that are free there. heir=True has it nevertheless, heir=False says nothing"
+                )
+            return False
+    return True
 
 
 def _heirs(shards: Sequence[Shard], cell: Cell) -> set[int]:

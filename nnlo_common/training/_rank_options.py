@@ -37,7 +37,7 @@ class RankArguments(TypedDict, total=False):
     all_reduce: WayName
     stall_timeout_s: float | None
     spares: int
-    heir: bool
+    heir: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +76,11 @@ class RankOptions:
         "that has died; those that no server needs take the places of dead workers; mpiexec --with-ft ulfm",
         least=0,
     )
-    heir: bool = option(
-        False,
+    heir: bool | None = option(
+        None,
         "the first worker holds a copy of the server's state, and serves in its place once it has died, with "
-        "several servers as many workers, one for each; mpiexec --with-ft ulfm",
+        "several servers as many workers, one for each; else it does so under mpiexec --with-ft ulfm, where "
+        "it can and memory allows",
     )
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from nnlo_common.protocol import (
     Message,
     QueryClient,
     Received,
+    Send,
     Server,
     Shard,
     Standing,
@@ -150,6 +151,11 @@ class ServerRank:
     def sends_copies(self) -> bool:
         """Whether a rank that may take this one's place gets copies of the state."""
         return self._copies is not None
+
+    def refuse_heirs(self) -> None:
+        """Send no more copies: nobody takes this rank's place."""
+        if self._copies is not None:
+            self._copies.stop()
 
     @property
     def _others(self) -> dict[int, Shard]:
@@ -417,7 +423,8 @@ class ServerRank:
             earlier = shard.spares[: shard.spares.index(rank) if rank in shard.spares else None]
             for one in (shard.server, *earlier) if self._standing_by >= {rank} else earlier:
                 serves = one == shard.server  # then a goodbye follows, where it answers queries
-                self._endpoint.send(one, Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves))
+                leave = Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves)
+                perform(self._endpoint, [Send(one, leave)])
         first = self._shards[0].server
         perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
         self.wait_until(
@@ -486,7 +493,7 @@ class ServerRank:
         if index not in self._pulls:
             epochs, for_good = self._pulls[index] = self._asked_for
             request = Message(Kind.PULL, self._server.rank, epochs, shard=index, mark=for_good)
-            self._endpoint.send(self._shards[index].server, request)
+            perform(self._endpoint, [Send(self._shards[index].server, request)])
 
     def _assembled(self) -> bool:
         epochs, for_good = self._asked_for

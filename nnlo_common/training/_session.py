@@ -143,7 +143,6 @@ class Session:
         self.rank, self.size, self.model = world.rank, world.size, model
         self.algorithm, self.world, self._move = algorithm, world, trained.local_step
         self._runs, self._options = algorithm.optimizer_runs_at(ranks.servers), options
-        self._has_heir = ranks.heir
         ahead = ranks.servers > 0 and hasattr(algorithm.local_optimizer(), "gradient_point")
         steps_center = algorithm.optimizer_runs == "center"
         plan = TrainingPlan(
@@ -200,6 +199,11 @@ class Session:
         if self.serving is not None:
             self.serving.calls_spares = may
 
+    def refuse_heirs(self) -> None:
+        """Let no worker take a dead server's place; all ranks call it, before the first epoch."""
+        if self.member.heirs and isinstance(self._part, WorkerRank | ServerRank):
+            self._part.refuse_heirs()
+
     @property
     def role(self) -> str:
         """The name of its role; it changes when this rank takes over from a dead one."""
@@ -214,7 +218,7 @@ class Session:
     @property
     def has_heir(self) -> bool:
         """Whether this rank is a server whose place a worker takes."""
-        return self._has_heir and self.serving is not None and self.serving.sends_copies
+        return self.member.heirs and self.serving is not None and self.serving.sends_copies
 
     def leave_to_heir(self, script: State) -> None:
         """On a server: keep what the script of the rank that takes its place needs, for the next copy."""

@@ -217,7 +217,7 @@ class SpareRank(ServerRank):
         earlier = shard.spares[: shard.spares.index(rank)]
         for spare in earlier:  # one of them serves if the server dies before it has copied its new records
             told = Message(Kind.PLACE, rank, 0, self._epochs, answer.place, shard=shard.index)
-            self._endpoint.send(spare, told)
+            perform(self._endpoint, [Send(spare, told)])
         place = PlaceTaken(answer.place, self._epochs, self._views, answer.pauses)
         return self._train(replace(shard, spares=earlier), place)
 
@@ -343,7 +343,7 @@ class SpareRank(ServerRank):
         """Tell the server of another shard that this rank is a worker no more."""
         self._turning.add(index)
         turn = Message(Kind.TURN, self._server.rank, 0, shard=index)
-        self._endpoint.send(self._shards[index].server, turn)
+        perform(self._endpoint, [Send(self._shards[index].server, turn)])
 
     def _fetch_others(self) -> None:
         """Get the other shards: first as they are, then of the end of the last epoch, for which nobody waits.

@@ -15,7 +15,8 @@ from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State
 from nnlo_common.cluster.transport._endpoint import Endpoint
-from nnlo_common.protocol import Kind, Message, Received
+from nnlo_common.protocol import Kind, Message, Received, Send
+from nnlo_common.training._rank_parts import perform
 
 __all__ = ["LOOK_FOR_COPIES_S", "PIECE", "ReceivedCopies", "StateCopies"]
 
@@ -60,7 +61,7 @@ def _state_of(data: _Bytes) -> Any:
 def _taken_apart(value: Any, arrays: list[npt.NDArray[Any]]) -> list[Any]:
     """Return a value as JSON can hold it, and add its arrays to `arrays`."""
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
-        arrays.append(np.array(value.detach().cpu() if hasattr(value, "detach") else value))
+        arrays.append(np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value))
         return [_ARRAY, len(arrays) - 1]
     if isinstance(value, Mapping):
         return [_PAIRS, [[key, _taken_apart(item, arrays)] for key, item in value.items()]]
@@ -148,7 +149,7 @@ class StateCopies:
             message = Message(
                 Kind.COPY, self._rank, 0, shard=self._channel, stop=True, vector=np.zeros(0, "f4")
             )
-            self._endpoint.send(spare, message)
+            perform(self._endpoint, [Send(spare, message)])
 
     def _send(self) -> None:
         assert self._pieces is not None  # checked by the callers
@@ -160,7 +161,7 @@ class StateCopies:
         message = Message(
             Kind.COPY, self._rank, 0, 0, self._number, shard=self._channel, mark=last, vector=vector
         )
-        self._endpoint.send(self._spares[0], message)
+        perform(self._endpoint, [Send(self._spares[0], message)])
 
 
 def _cut(parts: Iterable[_Bytes]) -> Iterator[tuple[Vector, bool]]:

@@ -74,6 +74,10 @@ class WorkerRank:
         """Join; return once the centre has arrived."""
         self._work(self._worker.join(), "the begin of the training")
 
+    def refuse_heirs(self) -> None:
+        """Let the death of a server end the training, whoever could take its place."""
+        self._spares = set()
+
     def abandon(self) -> None:
         """Leave without having started."""
         self._endpoint.close()

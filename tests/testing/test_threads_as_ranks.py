@@ -84,13 +84,13 @@ def exchanges(algorithm, steps=STEPS):
     return steps // getattr(algorithm, "every", 1)
 
 
-def training(algorithm, steps=STEPS, servers=1, shape=(3,)):
+def training(algorithm, steps=STEPS, servers=1, shape=(3,), **roles):
     """A program in which every worker makes so many steps; it returns what its rank has seen."""
 
     def program(world):
         arrays = [np.ones(shape, "f4") for _ in range(servers)]
         optimizer = None if algorithm.optimizer_runs == "nowhere" else SGD(0.1)
-        with Participant(algorithm, arrays, optimizer=optimizer, servers=servers, world=world) as me:
+        with Participant(algorithm, arrays, optimizer=optimizer, servers=servers, world=world, **roles) as me:
             train(me, steps * (me.size - servers))
         return server_of(me) or me.report()
 
@@ -216,7 +216,7 @@ def test_when_the_server_dies_every_worker_says_so(name, point):
 
     def program(world):
         try:
-            training(ALGORITHMS[name])(world)
+            training(ALGORITHMS[name], heir=False)(world)
         except PeerLostError as error:
             said[world.rank] = error.rank
             raise

@@ -6,6 +6,7 @@ import logging
 import queue
 import re
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from nnlo_common.cluster._topology import Topology
 from nnlo_common.protocol import Kind, Received, Standing
 from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
 from nnlo_common.testing import MemoryCluster
-from nnlo_common.training import _spare_rank, _state_copies
+from nnlo_common.training import _joining, _spare_rank, _state_copies
+from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
 
 ALGORITHMS = {
@@ -398,8 +400,11 @@ class Tensor:
     def cpu(self):
         return self
 
-    def __array__(self, dtype=None, copy=None):
-        return np.array(self.values, dtype)
+    def numpy(self):
+        return np.array(self.values)
+
+    def __array__(self, dtype=None):  # NumPy 2 warns of its arguments
+        pytest.fail("it is not asked for its array")
 
 
 class Wires:
@@ -770,3 +775,71 @@ def test_heirs_are_refused_where_nobody_would_train_on(servers, workers, told):
 
     with MemoryCluster(servers + workers) as cluster, pytest.raises(ConfigurationError, match=told):
         cluster.run(program, TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_worker_is_the_heir_where_nothing_is_said():
+    results, told = train("downpour", [(0, "receive EXCHANGE", 6)], spares=0, workers=3, heir=None)
+    assert [role for role, *_ in results[1:]] == ["server 0", "worker 1", "worker 2"]
+    assert re.match(INHERITED, told[0])
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "heirs"),
+    [
+        (2, {}, True),
+        (3, {"servers": 2}, True),
+        (2, {"servers": 2}, False),
+        (1, {}, False),
+        (2, {"heir": False}, False),
+        (2, {"spares": 1}, False),
+        (2, {"group_size": 2}, False),
+        (2, {"servers": 0}, False),
+    ],
+)
+def test_there_are_heirs_by_default_wherever_they_can_be(workers, options, heirs):
+    def program(world):
+        part = Participant(
+            Downpour(), [np.zeros(9, "f4"), np.zeros(1, "f4")], optimizer=SGD(0.1), world=world, **options
+        )
+        with part:
+            return isinstance(part._part, HeirRank)
+
+    size = workers * options.get("group_size", 1) + options.get("servers", 1) + options.get("spares", 0)
+    with MemoryCluster(size) as cluster:
+        servers = options.get("servers", 1)
+        first = range(servers, 2 * servers)
+        assert cluster.run(program, TIMEOUT_S) == [heirs and rank in first for rank in range(size)]
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_no_worker_is_an_heir_by_default_where_memory_or_the_launcher_forbids_it(survives, monkeypatch):
+    monkeypatch.setattr(_joining, "free_memory", lambda: (4 * 9 * 10 * 4 - 1, 2**40))
+
+    def program(world):
+        world.survives_loss = survives
+        part = Participant(Downpour(), [np.zeros(9, "f4")], optimizer=SGD(0.1), world=world)
+        with part:
+            return isinstance(part._part, HeirRank)
+
+    refused = pytest.warns(RuntimeWarning, match=r"rank 1 on memory would need 0.0 GiB .* heir=True has it")
+    with MemoryCluster(3) as cluster, refused if survives else nullcontext():
+        assert cluster.run(program, TIMEOUT_S) == [False] * 3
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("dies", ["receive EXCHANGE", "receive EPOCH"])
+def test_where_heirs_are_refused_the_death_of_a_server_ends_the_training(dies):
+    def program(world):
+        me = Participant(Downpour(), [np.zeros(3, "f4")], optimizer=SGD(0.1), world=world)
+        with me:
+            me._part.refuse_heirs()
+            for _ in range(3):
+                for _ in me.batches(range(14)):
+                    me.gradients[0][:] = me.point[0] - 1
+                    me.step()
+
+    with MemoryCluster(3) as cluster:
+        cluster.fail(0, dies, 3)
+        with pytest.raises(PeerLostError, match="a server of the centre has died"):
+            cluster.run(program, TIMEOUT_S)
