@@ -17,6 +17,7 @@ from nnlo_common.protocol import (
     Received,
     Release,
     Worker,
+    shards_without,
 )
 from nnlo_common.protocol._query_messages import AnswerT, BroadcastQuery, Query
 from nnlo_common.training._rank_parts import perform
@@ -46,7 +47,6 @@ class HeirRank(WorkerRank):
         worker: the state machine.
         queries: sends queries to the query service.
         hosts: the host of each rank that serves, or may.
-        follows: the server whose place it takes.
         serve: makes the part that serves.
         options: those of a `WorkerRank`.
 
@@ -61,12 +61,11 @@ class HeirRank(WorkerRank):
         queries: QueryClient,
         hosts: Mapping[int, str],
         *,
-        follows: int,
         serve: Callable[[], SpareRank],
         **options: Any,
     ) -> None:
         super().__init__(endpoint, worker, queries, hosts, **options)
-        self._follows, self._serve = follows, serve
+        self._serve = serve
         self._known = ServerInheritance()
         self._part: SpareRank | None = None  # what serves, or stands by
         self._inside = False  # an activity is under way
@@ -145,7 +144,8 @@ class HeirRank(WorkerRank):
 
     def _lost(self, rank: int, error: PeerLostError | None) -> None:
         self._known.gone.add(rank)
-        if rank == self._follows and self._spares:
+        shards = [one.shard for one in self._worker.shard_clients]
+        if self._spares and any(one.server == self._worker.rank for one in shards_without(shards, rank)):
             raise _SuccessionError(rank) from error
         super()._lost(rank, error)
 

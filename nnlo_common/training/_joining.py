@@ -50,6 +50,8 @@ _LOG = logging.getLogger(__name__)
 
 # A copy of a server's state: the centre, and at most what the optimizers of both frameworks keep of it.
 _COPIED_VECTORS = 4
+#: How many workers may take a server's place, one after the other.
+_HEIRS = 2
 #: The part of a host's free memory that copies may take unasked.
 _FOR_HEIRS = 4
 
@@ -212,7 +214,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     table = topology.table(places)
     _LOG.info("rank %d of %d:\n%s", world.rank, world.size, table)
     shards = [
-        Shard(index, server, part, cell.workers[index : index + 1] if heirs else cell.spares_of(index))
+        Shard(index, server, part, _heirs_of(index, cell) if heirs else cell.spares_of(index))
         for index, (server, part) in enumerate(zip(cell.servers, parts, strict=True))
     ]
     assignment = topology.assignment(world.rank)
@@ -286,7 +288,7 @@ def _has_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
 
 def _has_room_for_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
     """Return whether the hosts of the workers that would be heirs have the memory for it (collective)."""
-    heirs = cell.workers[: len(cell.servers)]
+    heirs = [rank for index in range(len(cell.servers)) for rank in _heirs_of(index, cell)]
     # A message of each other worker, and two copies of up to so many vectors while one of them arrives.
     vectors = len(cell.workers) + 2 * _COPIED_VECTORS
     needed = 4 * vectors * plan.parameters.vector.size // len(cell.servers)
@@ -302,6 +304,15 @@ def _has_room_for_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> boo
                 )
             return False
     return True
+
+
+def _heirs_of(index: int, cell: Cell) -> tuple[int, ...]:
+    """Return the workers that take the place of a server, in this order; another one trains even then.
+
+    Of several servers each has one.
+    """
+    alone = len(cell.servers) == 1
+    return cell.workers[: min(_HEIRS, len(cell.workers) - 1)] if alone else cell.workers[index : index + 1]
 
 
 def _heirs(shards: Sequence[Shard], cell: Cell) -> set[int]:
@@ -383,14 +394,13 @@ def _join_as_worker(
     }
     endpoint: Endpoint = world.open(_links(plan, cell, shards, world.rank))
     if world.rank in heirs:
-        (follows,) = (shard.server for shard in shards if world.rank in shard.spares)
 
         def serve() -> SpareRank:
             # The rule that it serves by is made when it does: that may take memory, and the user's optimizer.
             idle = EASGD().center(plan.parameters.vector, 1, None)
             return _spare(world, plan, cell, shards, places, endpoint=endpoint, queries=queries, rule=idle)
 
-        return HeirRank(endpoint, worker, queries, hosts, follows=follows, serve=serve, **common)
+        return HeirRank(endpoint, worker, queries, hosts, serve=serve, **common)
     if group is None:
         return WorkerRank(endpoint, worker, queries, hosts, **common)
     asking = endpoint
@@ -438,7 +448,7 @@ def _join_as_server(
         stall_detector=_stall_detector(plan, cell, places, tells=index == 0),
         drop=world.drop,
         groups=cell.groups,
-        hosts=_hosts(cell, places),
+        hosts=_hosts(cell, shards, places),
     )
     return serving, server
 
@@ -514,14 +524,14 @@ def _spare(
         serve_queries=serve_queries,
         stall_detector=_stall_detector(plan, cell, places, tells=True),
         drop=world.drop,
-        hosts=_hosts(cell, places),
+        hosts=_hosts(cell, shards, places),
         train=train,
     )
 
 
-def _hosts(cell: Cell, places: Sequence[Place]) -> dict[int, str]:
+def _hosts(cell: Cell, shards: Sequence[Shard], places: Sequence[Place]) -> dict[int, str]:
     """Return the hosts of all ranks that may serve."""
-    return {rank: places[rank].host for rank in (*cell.servers, *cell.spares)}
+    return {rank: places[rank].host for rank in (*cell.servers, *cell.spares, *_heirs(shards, cell))}
 
 
 def _links(plan: TrainingPlan, cell: Cell, shards: Sequence[Shard], rank: int) -> list[Link]:

@@ -145,7 +145,8 @@ class ServerRank:
 
     def _copy(self) -> State:
         queries = None if self.service is None else self.service.copy()
-        return {"server": self._server.copy(), "queries": queries, "script": self.script_state}
+        script, lost = self.script_state, [*self._losses]
+        return {"server": self._server.copy(), "queries": queries, "script": script, "lost": lost}
 
     @property
     def sends_copies(self) -> bool:
@@ -748,6 +749,8 @@ class ServerRank:
             one = len(self._shards) == 1
             place = "the server's place" if one else f"the place of server {shards[0]}"
             left = "the server's death now ends the job" if one else "its death now ends the job"
+            if left_ones := self._shards[shards[0]].spares:
+                left = f"rank {left_ones[0]} now would"
             _LOG.warning("nnlo: rank %d would have served in %s; %s", rank, place, left)
             return
         if not alone:

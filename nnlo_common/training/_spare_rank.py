@@ -491,7 +491,7 @@ class SpareRank(ServerRank):
         """Serve a shard in the place of a dead server, from the newest copy of its state."""
         received = self._received[shard.index]
         if received.came_s is None:
-            holder = f"worker {shard.index}" if self._trained else "a spare"
+            holder = f"rank {self._server.rank}" if self._trained else "a spare"
             raise PeerLostError(dead, f"the server has died before {holder} had a copy of its state")
         began_s, state = time.monotonic(), received.state()
         self.standing_by, self.role = False, f"server {shard.index}"
@@ -502,7 +502,7 @@ class SpareRank(ServerRank):
         self._pulls.pop(shard.index, None)
         over = {rank for index, rank in self._over if index == shard.index}
         self._take_records(shard, state["server"], over)
-        self.script_state = state["script"]
+        self.script_state, self._losses = state["script"], [*state["lost"], *self._losses]
         others = self._standing_by | {one.server for one in self._others.values()}
         self._server.other_servers = {**dict.fromkeys(others, 0), **dict.fromkeys(over, math.inf)}
         if self._client.service == dead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import re
 import time
 from contextlib import nullcontext
@@ -618,13 +619,60 @@ def test_heirs_change_no_bit_while_nobody_dies(name, servers):
 
 
 @pytest.mark.usefixtures("_copies_at_once")
-def test_once_the_heir_is_dead_the_server_is_not_replaced():
-    results, told = train_with_heir("downpour", [(1, "send EXCHANGE", 3)])
-    assert isinstance(results[1], Exception)
-    assert told == ["rank 1 would have served in the server's place; the server's death now ends the job"]
-    assert [results[rank][2] for rank in (0, 2, 3)] == [[(epoch, float(epoch)) for epoch in range(3)]] * 3
+def test_once_the_heir_is_dead_the_next_worker_is_and_then_nobody():
+    results, told = train_with_heir("downpour", [(1, "send EXCHANGE", 3), (0, "receive EXCHANGE", 16)])
+    assert told[0] == "rank 1 would have served in the server's place; rank 2 now would"
+    assert re.match(r"rank 0 on \S+, the server, has died; rank 2 serves in its place and trains no", told[1])
+    assert [results[rank][0] for rank in (2, 3)] == ["server 0", "worker 2"]
+    assert [results[rank][2] for rank in (2, 3)] == [[(epoch, float(epoch)) for epoch in range(3)]] * 2
+    both = [(1, "send EXCHANGE", 2), (2, "send EXCHANGE", 2)]
+    results, told = train_with_heir("downpour", both, workers=4)
+    assert re.match(
+        r"rank [12] would have served in the server's place; the server's death now ends", told[1]
+    )
     with pytest.raises(PeerLostError, match="a server of the centre has died"):
-        train_with_heir("downpour", [(1, "send EXCHANGE", 2), (0, "receive EPOCH", 2)])
+        train_with_heir("downpour", [*both, (0, "receive EPOCH", 3)], workers=4)
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_next_worker_serves_when_the_first_that_did_has_died(name):
+    results, told = train_with_heir(name, [(0, "receive EXCHANGE", 5), (1, "receive EXCHANGE", 4)], workers=4)
+    assert [isinstance(result, Exception) for result in results] == [True, True, False, False, False]
+    assert [results[rank][0] for rank in (2, 3, 4)] == ["server 0", "worker 2", "worker 3"]
+    serves = [re.match(r"rank (\d) .* has died; rank (\d) serves in its place", line) for line in told]
+    assert [found.groups() for found in serves if found] == [("0", "1"), ("1", "2")]
+    for role, parameters, means, _ in results[2:]:
+        assert means == [(epoch, float(epoch)) for epoch in range(3)], role
+        assert np.abs(parameters - [1, 2, 3]).max() < 2.5, role
+    assert len(results[2][3].lost) == 2
+
+
+AT = ["send CENTER", "receive EXCHANGE", "receive EPOCH", "receive ASK", "send ANSWER", "send COPY"]
+AT += ["receive ACK", "receive LEAVE", "send EXCHANGE", "send ASK", "receive CENTER", "receive ANSWER"]
+AT += ["send EPOCH", "send LEAVE", "receive COPY", "receive JOIN"]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "seed", [*range(30), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(30, 400))]
+)
+def test_any_two_of_a_server_and_its_heirs_may_die_at_any_message(seed):
+    draw = random.Random(seed)
+    name, workers = draw.choice([*ALGORITHMS]), draw.choice([3, 4, 5])
+    victims = draw.sample([0, 1, 2], 2)
+    faults = [(rank, draw.choice(AT), draw.randint(1, 14)) for rank in victims]
+    try:
+        results, _ = train_with_heir(name, faults, workers=workers)
+    except PeerLostError as error:
+        assert re.search(r"before rank \d had a copy", str(error)), faults  # noqa: PT017 - else it goes on
+        return
+    dead = {rank for rank, result in enumerate(results) if isinstance(result, Exception)}
+    assert dead <= set(victims), faults
+    for role, parameters, means, _ in (one for rank, one in enumerate(results) if rank not in dead):
+        assert means == [(epoch, float(epoch)) for epoch in range(3)], (faults, role)
+        assert np.abs(parameters - [1, 2, 3]).max() < 2.9, (faults, role)
 
 
 @pytest.mark.usefixtures("_copies_at_once")
@@ -637,7 +685,7 @@ def test_the_server_and_a_worker_that_is_not_the_heir_die():
 
 @pytest.mark.usefixtures("_copies_at_once")
 def test_without_a_copy_no_worker_serves():
-    with pytest.raises(PeerLostError, match="the server has died before worker 0 had a copy"):
+    with pytest.raises(PeerLostError, match="the server has died before rank 1 had a copy"):
         train_with_heir("downpour", [(0, "send COPY", 1)])
 
 
