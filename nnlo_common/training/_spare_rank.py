@@ -389,10 +389,22 @@ class SpareRank(ServerRank):
         self.wait_until(
             lambda: (
                 not self.standing_by
-                or all(self._received[index].over or one in self._gone for index, one in copying.items())
+                or (
+                    all(self._received[index].over or one in self._gone for index, one in copying.items())
+                    and not self._is_needed()
+                )
             )
         )
         return self.standing_by
+
+    def _is_needed(self) -> bool:
+        """Return whether a rank that takes over after this one is still there, and may need a server."""
+        left = {one for index, one in self._over if index in self._received} | self._gone
+        lines = [self._shards[index].spares for index in self._received]
+        return any(
+            self._server.rank in line and {*line[line.index(self._server.rank) + 1 :]} - left
+            for line in lines
+        )
 
     def _catch_up(self) -> None:
         """Wait for the pause of a save that this rank has passed while it stood by, and workers have not."""
@@ -468,10 +480,11 @@ class SpareRank(ServerRank):
     def _without(self, rank: int) -> None:
         """Go on without a dead server or spare: the next rank serves each shard that was its, or this one."""
         if self.standing_by:
-            if self._served:
+            if self._served and not self._is_needed():
                 return
             for shard in shards_without([*self._shards.values()], rank):
                 if shard.server == self._server.rank:
+                    self._served = False
                     self._take_over(shard, rank)
                     return
         super()._without(rank)
@@ -505,7 +518,7 @@ class SpareRank(ServerRank):
         self.script_state, self._losses = state["script"], [*state["lost"], *self._losses]
         others = self._standing_by | {one.server for one in self._others.values()}
         self._server.other_servers = {**dict.fromkeys(others, 0), **dict.fromkeys(over, math.inf)}
-        if self._client.service == dead:
+        if shard.index == 0:  # whose server answers queries
             self._take_over_queries(state["queries"], others - over)
         for call in self.on_taking_over:
             call()

@@ -27,6 +27,8 @@ LOOK_FOR_COPIES_S = 0.1
 # Copies take at most this share of the server's time, and do not come more often than this.
 _SHARE = 0.01
 _SHORTEST_S = 1.0
+# One in so many copies goes to the second spare.
+_SECOND = 3
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -85,7 +87,8 @@ class StateCopies:
     Args:
         endpoint: the server's.
         rank: the server's.
-        spares: the ranks that may take over, in this order; the first that lives holds the copy.
+        spares: the ranks that may take over, in this order; the first that lives gets most copies, and the
+            second some, in case that the server and the first die together.
         channel: the number of the channel.
         take: returns the state.
         clock: returns the time.
@@ -107,6 +110,7 @@ class StateCopies:
         self._due_s = 0.0
         self._pieces: Iterator[tuple[Vector, bool]] | None = None  # of the copy under way
         self._number = 0
+        self._to = -1  # the spare that gets it
         self._stopped = False
 
     @property
@@ -123,6 +127,7 @@ class StateCopies:
             # To send it costs about as much as to copy it.
             self._due_s = began_s + max(_SHORTEST_S, 2 * (self._clock() - began_s) / _SHARE)
             self._number += 1
+            self._to = self._spares[self._number % _SECOND == _SECOND - 1 and len(self._spares) > 1]
             self._pieces = _cut(parts)
             self._send()
 
@@ -135,8 +140,10 @@ class StateCopies:
     def without(self, rank: int) -> None:
         """Go on without a spare that is dead."""
         if rank in self._spares:
+            if rank == self._to:
+                self._pieces = None
             if rank == self._spares[0]:
-                self._pieces, self._due_s = None, 0.0
+                self._due_s = 0.0
             self._spares = tuple(one for one in self._spares if one != rank)
 
     def stop(self) -> None:
@@ -161,7 +168,7 @@ class StateCopies:
         message = Message(
             Kind.COPY, self._rank, 0, 0, self._number, shard=self._channel, mark=last, vector=vector
         )
-        perform(self._endpoint, [Send(self._spares[0], message)])
+        perform(self._endpoint, [Send(self._to, message)])
 
 
 def _cut(parts: Iterable[_Bytes]) -> Iterator[tuple[Vector, bool]]:

@@ -527,6 +527,25 @@ def test_the_next_spare_gets_a_copy_at_once_when_the_first_dies():
     assert wires.sent.empty()
 
 
+def test_one_of_three_copies_goes_to_the_second_spare(monkeypatch):
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    wires, to = Wires(), []
+    copies = StateCopies(wires, 0, (3, 4, 5), 2, take=lambda: {"x": np.ones(1)})
+    for _ in range(7):
+        copies.look()
+        spare, message = wires.sent.get_nowait()
+        to.append(spare)
+        copies.acknowledged(Received(message._replace(kind=Kind.ACK, vector=None), None))
+    assert to == [3, 4, 3, 3, 4, 3, 3]
+    copies.without(3)
+    copies.look()
+    assert wires.sent.get_nowait()[0] == 5  # its turn
+    copies.without(5)  # before it has all of it
+    copies.look()
+    assert wires.sent.get_nowait()[0] == 4
+
+
 def test_no_copy_begins_once_they_are_stopped():
     wires = Wires()
     copies = StateCopies(wires, 0, (3,), 2, take=dict, clock=lambda: 50.0)
@@ -646,6 +665,32 @@ def test_the_next_worker_serves_when_the_first_that_did_has_died(name):
         assert means == [(epoch, float(epoch)) for epoch in range(3)], role
         assert np.abs(parameters - [1, 2, 3]).max() < 2.5, role
     assert len(results[2][3].lost) == 2
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_server_and_its_first_heir_die_together(name):
+    """The heir is dead before it has sent a copy: the second has one of the server's."""
+    results, told = train_with_heir(name, [(0, "receive EXCHANGE", 8), (1, "receive JOIN", 1)], workers=4)
+    assert [isinstance(result, Exception) for result in results] == [True, True, False, False, False]
+    assert [results[rank][0] for rank in (2, 3, 4)] == ["server 0", "worker 2", "worker 3"]
+    assert any("rank 2 serves in its place" in line for line in told)
+    for role, parameters, means, _ in results[2:]:
+        assert means == [(epoch, float(epoch)) for epoch in range(3)], role
+        assert np.abs(parameters - [1, 2, 3]).max() < 2.5, role
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+@pytest.mark.parametrize("occurrence", range(8, 15))
+@pytest.mark.parametrize("spares", [0, 2])
+def test_whoever_is_next_stays_until_those_after_it_have_been_answered(spares, occurrence):
+    """Else they ask it, once the server has died, for ever."""
+    for _ in range(4):
+        results, _ = train(
+            "synchronous", [(0, "send ANSWER", occurrence)], spares=spares, workers=3, heir=not spares
+        )
+        for role, _, means, _ in results[1:]:
+            assert means == [(epoch, float(epoch)) for epoch in range(3)], role
 
 
 AT = ["send CENTER", "receive EXCHANGE", "receive EPOCH", "receive ASK", "send ANSWER", "send COPY"]
