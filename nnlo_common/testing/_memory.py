@@ -25,6 +25,9 @@ __all__ = ["InjectedFault", "MemoryCluster", "MemoryGroup", "MemoryWorld"]
 
 # -- group of threads as ranks -------------------------------------------------------------------------
 
+# A rank that only looks, over and over, must let the others of its process compute.
+_YIELD_S = 1e-5
+
 
 class SharedItems(Protocol):
     """What ranks bring to operations of their groups; the cluster has it."""
@@ -596,6 +599,8 @@ class MemoryEndpoint:
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None after `timeout_s`."""
+        if timeout_s == 0 and self._inbox.empty():
+            time.sleep(_YIELD_S)
         try:
             event = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
