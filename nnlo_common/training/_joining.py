@@ -266,7 +266,9 @@ def _has_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
     obstacle = "in a trial of a search" if world.of_trial else "with sub_servers" if cell.branches else ""
     if asked is None:
         able = 0 < servers < workers and not (obstacle or cell.spares or plan.ranks.grouped)
-        return able and world.survives_loss and _has_room_for_heirs(world, plan, cell)
+        # Ranks that share a process die together.
+        dies_alone = world.survives_loss and world.own_process
+        return able and dies_alone and _has_room_for_heirs(world, plan, cell)
     if not asked:
         return False
     if obstacle:

@@ -749,8 +749,8 @@ class ServerRank:
             one = len(self._shards) == 1
             place = "the server's place" if one else f"the place of server {shards[0]}"
             left = "the server's death now ends the job" if one else "its death now ends the job"
-            if left_ones := self._shards[shards[0]].spares:
-                left = f"rank {left_ones[0]} now would"
+            if after := self._shards[shards[0]].spares:
+                left = f"rank {after[0]} now would"
             _LOG.warning("nnlo: rank %d would have served in %s; %s", rank, place, left)
             return
         if not alone:

@@ -72,6 +72,7 @@ def train(name, faults, *, servers=1, spares=1, epochs=3, steps=7, workers=2, he
     def program(world):
         start = [np.zeros(2, "f4"), np.zeros(1, "f4")]  # a part for each of two servers
         roles = {"servers": servers, "spares": spares, "heir": heir}
+        world.own_process = heir is None  # else no worker is an heir by itself
         me = Participant(algorithm, start, optimizer=optimizer, world=world, **roles)
         means = []
         with me:
@@ -685,7 +686,7 @@ def test_the_server_and_its_first_heir_die_together(name):
 @pytest.mark.parametrize("spares", [0, 2])
 def test_whoever_is_next_stays_until_those_after_it_have_been_answered(spares, occurrence):
     """Else they ask it, once the server has died, for ever."""
-    for _ in range(4):
+    for _ in range(2):
         results, _ = train(
             "synchronous", [(0, "send ANSWER", occurrence)], spares=spares, workers=3, heir=not spares
         )
@@ -892,6 +893,7 @@ def test_a_worker_is_the_heir_where_nothing_is_said():
 )
 def test_there_are_heirs_by_default_wherever_they_can_be(workers, options, heirs):
     def program(world):
+        world.own_process = True
         part = Participant(
             Downpour(), [np.zeros(9, "f4"), np.zeros(1, "f4")], optimizer=SGD(0.1), world=world, **options
         )
@@ -910,7 +912,7 @@ def test_no_worker_is_an_heir_by_default_where_memory_or_the_launcher_forbids_it
     monkeypatch.setattr(_joining, "free_memory", lambda: (4 * 9 * 10 * 4 - 1, 2**40))
 
     def program(world):
-        world.survives_loss = survives
+        world.survives_loss, world.own_process = survives, True
         part = Participant(Downpour(), [np.zeros(9, "f4")], optimizer=SGD(0.1), world=world)
         with part:
             return isinstance(part._part, HeirRank)
@@ -924,7 +926,7 @@ def test_no_worker_is_an_heir_by_default_where_memory_or_the_launcher_forbids_it
 @pytest.mark.parametrize("dies", ["receive EXCHANGE", "receive EPOCH"])
 def test_where_heirs_are_refused_the_death_of_a_server_ends_the_training(dies):
     def program(world):
-        me = Participant(Downpour(), [np.zeros(3, "f4")], optimizer=SGD(0.1), world=world)
+        me = Participant(Downpour(), [np.zeros(3, "f4")], optimizer=SGD(0.1), world=world, heir=True)
         with me:
             me._part.refuse_heirs()
             for _ in range(3):
