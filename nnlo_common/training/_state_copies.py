@@ -125,9 +125,12 @@ class StateCopies:
             with span("checkpoint", "copies"):
                 parts = _bytes_of(self._take())
             # To send it costs about as much as to copy it.
-            self._due_s = began_s + max(_SHORTEST_S, 2 * (self._clock() - began_s) / _SHARE)
+            pause_s = max(_SHORTEST_S, 2 * (self._clock() - began_s) / _SHARE)
             self._number += 1
-            self._to = self._spares[self._number % _SECOND == _SECOND - 1 and len(self._spares) > 1]
+            turn, several = self._number % _SECOND, len(self._spares) > 1
+            self._to = self._spares[turn == _SECOND - 1 and several]
+            # That to the second comes after one to the first, which waits for its next no longer.
+            self._due_s = began_s + (0.0 if turn == _SECOND - 2 and several else pause_s)
             self._pieces = _cut(parts)
             self._send()
 
