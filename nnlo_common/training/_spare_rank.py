@@ -399,12 +399,10 @@ class SpareRank(ServerRank):
 
     def _is_needed(self) -> bool:
         """Return whether a rank that takes over after this one is still there, and may need a server."""
+        rank, lines = self._server.rank, [self._shards[index].spares for index in self._received]
+        later = {one for line in lines if rank in line for one in line[line.index(rank) + 1 :]}
         left = {one for index, one in self._over if index in self._received} | self._gone
-        lines = [self._shards[index].spares for index in self._received]
-        return any(
-            self._server.rank in line and {*line[line.index(self._server.rank) + 1 :]} - left
-            for line in lines
-        )
+        return bool(later - left)
 
     def _catch_up(self) -> None:
         """Wait for the pause of a save that this rank has passed while it stood by, and workers have not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -63,20 +64,26 @@ class _ParquetTable:
             "thrift_string_size_limit": _LARGEST_METADATA,
             "thrift_container_size_limit": _LARGEST_METADATA // 100,
         }
-        remote = open_remote(path) if is_remote(path) else None
-        self._file = pq.ParquetFile(
-            path if remote is None else remote, page_checksum_verification=True, **limits
-        )
+        self._path, self._remote = path, open_remote(path) if is_remote(path) else None
+        source = path if self._remote is None else self._remote
+        self._file = pq.ParquetFile(source, page_checksum_verification=True, **limits)
         metadata = self._file.metadata
         rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         if any(count < 0 for count in rows):
             raise ConfigurationError(f"{path} is damaged: a row group has {min(rows)} rows; make it again")
         self.starts = [0, *accumulate(rows)]
         self.columns = {field.name: _column(field.type) for field in self._file.schema_arrow}
-        with readable_file(path) if remote is None else nullcontext(remote) as file:
-            self._footer = Footer(file, path, _LARGEST_METADATA)
+
+    @cached_property
+    def _footer(self) -> Footer:
+        with readable_file(self._path) if self._remote is None else nullcontext(self._remote) as file:
+            return Footer(file, self._path, _LARGEST_METADATA)
+
+    @cached_property
+    def encoded(self) -> str:
+        """How it is compressed."""
         codec = self._footer.codec
-        self.encoded = f"Parquet, {codec}" if codec else "Parquet"
+        return f"Parquet, {codec}" if codec else "Parquet"
 
     def decode(self, name: str, piece: int) -> Piece:
         """Return one column of one row group."""
