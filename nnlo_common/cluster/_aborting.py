@@ -50,6 +50,7 @@ __all__ = [
     "guard",
     "mistake_of",
     "remember_exit",
+    "reports",
     "silence",
 ]
 
@@ -81,15 +82,49 @@ def claim(mistake: str, env: Mapping[str, str], launcher: int) -> bool:
         >>> claim("no such data", {}, launcher=os.getpid())  # the second to ask hears False
         True
     """
-    job = f"{os.getuid()} {env.get('PMIX_NAMESPACE') or launcher} {mistake}"
-    name = b"\0nnlo-" + hashlib.sha256(job.encode(errors="replace")).hexdigest().encode()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
-            holder.bind(name)
+            holder.bind(_name(mistake, env, launcher))
             holder.detach()  # now nobody's, so open until the process ends
     except OSError as error:
         return error.errno != errno.EADDRINUSE
     return True
+
+
+def _is_claimed(mistake: str, env: Mapping[str, str], launcher: int) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asker:
+            asker.connect(_name(mistake, env, launcher))
+    except OSError:
+        return False
+    return True
+
+
+def _name(mistake: str, env: Mapping[str, str], launcher: int) -> bytes:
+    job = f"{os.getuid()} {env.get('PMIX_NAMESPACE') or launcher} {mistake}"
+    return b"\0nnlo-" + hashlib.sha256(job.encode(errors="replace")).hexdigest().encode()
+
+
+def reports(mistake: str, turn_s: float, env: Mapping[str, str], launcher: int) -> bool:
+    """Wait for this rank's turn; return whether it is the one of its job on this host to report the mistake.
+
+    It is not where another rank reports during the wait, even if that one's process has ended since: then
+    the launcher may be about to end this one.
+
+    Args:
+        mistake: what to report, in words that are equal on all ranks.
+        turn_s: how long ranks that report before this one may take.
+        env: the environment variables, in which some launchers name the job.
+        launcher: the number of the process that has started this one; all ranks on a host have the same.
+    """
+    until = time.monotonic() + turn_s
+    while True:
+        if _is_claimed(mistake, env, launcher):
+            return False
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return claim(mistake, env, launcher)
+        time.sleep(min(_LOOK_S, left_s))
 
 
 # Time for the launcher to print the report; MPI_Abort may discard output in transit.
@@ -98,6 +133,8 @@ _DELIVERY_S = 0.2
 _DEADLINE_S = 5.0
 # One error often hits all ranks: each waits for lower ranks to report first.
 _TURN_S, _LAST_TURN = 0.4, 5
+# A report is seen at once, long before the process of the rank that has made it ends.
+_LOOK_S = _DELIVERY_S / 10
 # Time for another rank on this host to end its report of what this one has hit, too.
 _SILENT_S = 1.0
 _FAILED, _INTERRUPTED = 1, 130
@@ -367,9 +404,11 @@ class _Guard:
                 return
             # A rank that reports first has aborted the job; rank 0 reports what every rank hits.
             collective = world.rank and getattr(error, "collective", False)
-            time.sleep(_TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN)))
+            turn_s = _TURN_S * (_LAST_TURN if collective else min(world.rank, _LAST_TURN))
             own = isinstance(error, (DroppedError, PeerLostError))  # what this rank alone knows
-            if own or claim(mistake_of(error), os.environ, os.getppid()):
+            if own:
+                time.sleep(turn_s)
+            if own or reports(mistake_of(error), turn_s, os.environ, os.getppid()):
                 _say(describe_failure(world.rank, world.size, world.host, error, thread))
                 silent_s = _DELIVERY_S
             else:

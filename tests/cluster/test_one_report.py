@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from nnlo_common.cluster._aborting import claim, mistake_of
+from nnlo_common.cluster._aborting import claim, mistake_of, reports
 
 ASKS = """
 import sys
@@ -58,3 +60,33 @@ def test_the_first_process_of_a_job_has_the_report_until_it_ends():
         assert claim("not enough samples", {}, mine)
         assert first.communicate() == ("", "")  # it ends without a warning
     assert claim("no such file", {}, mine)
+
+
+def test_who_waits_leaves_the_report_to_one_that_has_made_it_and_ended_meanwhile(monkeypatch):
+    """As a launcher ends a job rank by rank: the name of the first is free before the second's turn."""
+    now, held = [0.0], []
+    bind = socket.socket.bind
+
+    def remembered(holder, name):
+        bind(holder, name)
+        held.append(holder.dup())
+
+    def other_process(seconds):
+        now[0] += seconds
+        if not reported and now[0] > 0.3:
+            with monkeypatch.context() as patch:
+                patch.setattr(socket.socket, "bind", remembered)
+                patch.setattr(socket.socket, "detach", socket.socket.close)
+                reported.append(claim("no such sample", {}, -os.getpid()))
+        if now[0] > 0.6:
+            while held:
+                held.pop().close()
+
+    reported = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", other_process)
+    assert not reports("no such sample", 0.8, {}, -os.getpid())
+    assert reported == [True]
+    other_process(1)
+    assert reports("no such sample", 0.8, {}, -os.getpid())  # nobody holds it: the next job's
+    assert now[0] == pytest.approx(1.3 + 0.8, abs=0.1)
