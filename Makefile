@@ -57,8 +57,9 @@ jobs           = --numprocesses 3 --dist worksteal
 # The files with such tests: all others need not be imported to find none in them.
 start_mpiexec  = $$(grep -rl --include='test_*.py' 'mark\.mpi' tests | grep -v '^tests/clients/')
 # What hardly knows the back end of Keras: on TensorFlow and JAX in `make test-all` only.
-any_backend    = $(addprefix --ignore=tests/keras/,test_keras_suites.py test_progress.py \
-                 test_train.py test_tuner.py test_tuner_compat.py test_tuner_methods.py test_tuner_suites.py)
+any_backend    = $(addprefix --ignore=tests/keras/,test_advise.py test_back_end.py test_callbacks.py test_compat.py \
+                 test_keras_suites.py test_progress.py test_train.py test_tuner.py test_tuner_compat.py \
+                 test_tuner_methods.py test_tuner_suites.py test_wrappers.py)
 strike         = $(test_env) $(framework_env)
 pytest_mpich   = $(test_env) .venv-mpich/bin/python -m pytest
 pytest_clients = $(test_env) NNLO_TEST_FRAMEWORKS=torch,clients HF_HUB_OFFLINE=1 .venv-clients/bin/python -m pytest

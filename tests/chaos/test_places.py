@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.framework("torch"),
     pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies"),
+    pytest.mark.sampled(2),
 ]
 
 

@@ -17,7 +17,7 @@ from tests.chaos.strikes import (
 )
 from tests.helpers.jobs import alone, running_mpi
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.sampled(2)]
 OPEN_MPI = running_mpi() == "Open MPI"
 needs_ulfm = pytest.mark.skipif(not OPEN_MPI, reason="MPICH ends a job in which a rank dies")
 

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.slow,
     pytest.mark.skipif(running_mpi() != "Open MPI", reason="MPICH ends a job in which a rank dies"),
+    pytest.mark.sampled(2),
 ]
 EPOCHS = 5
 FRAMEWORKS = [

@@ -40,6 +40,8 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Server, Shard, Worker
 from nnlo_common.testing import Interleaved, RandomOrder, Replay, RoundRobin, VirtualRun, train_virtually
 
+pytestmark = pytest.mark.sampled(3)
+
 WORKERS, BEFORE, AFTER = 3, 7, 8  # no tau below divides 7
 SHAPES = ((2, 2), (3,), (2,))
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)

@@ -15,6 +15,8 @@ from nnlo_common.algorithms._gain import Gain
 from nnlo_common.algorithms._retreat import Retreat
 from nnlo_common.testing import train_virtually
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZE, CURVATURES, MOMENTUM = 50, np.linspace(0.1, 1, 50), 0.9
 BOUND = 2 * (1 + MOMENTUM)  # of the learning rate of one process, at the largest curvature
 

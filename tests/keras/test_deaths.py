@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:no checkpoint could be written:RuntimeWarning"),
     # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.sampled(2),
 ]
 
 WRAPPERS = [nk.AGN, nk.DiLoCo, nk.Downpour, nk.DynSGD, nk.EASGD, nk.GEM, nk.LocalSGD, nk.Synchronous]

@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.framework("keras"),
     # Keras 3.15 itself, with NumPy 2: Variable.__array__ takes no copy argument.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.sampled(2),
 ]
 
 o = keras.optimizers

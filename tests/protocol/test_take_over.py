@@ -30,6 +30,8 @@ from nnlo_common.algorithms._rule import Contribution
 from nnlo_common.protocol import Kind, Message, Received, Send, Server, Shard, Wait, Worker
 from nnlo_common.testing import Interleaved, RandomOrder, ServerDeath, train_virtually
 
+pytestmark = pytest.mark.sampled(2)
+
 STEPS = [[3, 4], [4, 3], [2, 5]]
 ALGORITHMS = {
     "downpour": (Downpour(), {"optimizer": Adam(0.01)}),

@@ -21,6 +21,8 @@ from nnlo_common.testing import MemoryCluster, RandomOrder, VirtualTree, train_v
 from nnlo_common.testing._virtual import tree_machines
 from nnlo_common.training._participant import Participant
 
+pytestmark = pytest.mark.sampled(4)
+
 WIRES = ("bfloat16", "float16", "int8", "topk")
 SIZE = 300  # a full row of int8, and one that is not full
 

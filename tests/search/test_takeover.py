@@ -21,6 +21,8 @@ from nnlo_common.search._search_messages import End, Left, from_text, to_text
 from nnlo_common.search.coordinator._trial_results import COORDINATOR, ERROR, FAILURE, FOLDS
 from nnlo_common.testing import InjectedFault
 
+pytestmark = pytest.mark.sampled(3)
+
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 

@@ -12,6 +12,8 @@ from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, L
 from nnlo_common.simulation import Costs, Durations, Forecast, Ranks, simulate
 from nnlo_common.simulation._simulator import gain_of
 
+pytestmark = pytest.mark.sampled(2)
+
 FREE = {"parameters": 1000, "latency_s": 0.0, "bytes_per_s": 1e15}
 
 

@@ -19,7 +19,7 @@ import nnlo_torch as nt  # noqa: E402
 from nnlo_torch._checkpoint import packed, unpacked  # noqa: E402
 from tests.programs import torch_checkpoint  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.sampled(2)]
 PROGRAM = Path(torch_checkpoint.__file__)
 BATCHES = 45  # of a whole training in one process
 

@@ -33,6 +33,7 @@ pytestmark = [
     # PyTorch 2.4 itself, in SequentialLR and when a parameter is read from a pickle.
     pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step:UserWarning"),
     pytest.mark.filterwarnings("ignore:You are using `torch.load` with:FutureWarning"),
+    pytest.mark.sampled(3),
 ]
 
 # Their module forbids to set torch.backends' flags in the whole process; other tests may want to.

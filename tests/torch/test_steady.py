@@ -11,7 +11,7 @@ from nnlo_common.testing import MemoryCluster
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.sampled(2)]
 
 SIZE, BATCH, EPOCHS = 103, 10, 3
 

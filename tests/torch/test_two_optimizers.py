@@ -18,7 +18,7 @@ from nnlo_torch import _flat_model  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.threads import on_ranks  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.sampled(2)]
 
 X, _ = cases.data()
 EPOCHS, BATCHES, BATCH, CRITIC_STEPS = 2, 8, 6, 2

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.framework("torch"),
     # PyTorch 2.4 itself, where activations are computed again.
     pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast:FutureWarning"),
+    pytest.mark.sampled(2),
 ]
 
 BATCHES, EPOCHS, BATCH = 10, 2, 6

@@ -31,6 +31,8 @@ from nnlo_common.training import _joining, _spare_rank, _state_copies
 from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
 
+pytestmark = pytest.mark.sampled(3)
+
 ALGORITHMS = {
     "downpour": (Downpour(), Adam(0.05)),
     "lag": (Downpour(lag=1), SGD(0.1)),
