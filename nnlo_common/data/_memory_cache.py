@@ -8,7 +8,6 @@ import hashlib
 import math
 import mmap
 import os
-import resource
 import socket
 import struct
 import threading
@@ -18,16 +17,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.base._process_memory import free_memory
 from nnlo_common.data._source import Array, Field
 
-__all__ = ["CACHES", "CacheKind", "HostMemory", "MemoryCache", "cached_mb", "free_memory", "memory_cache"]
+__all__ = ["CACHES", "CacheKind", "HostMemory", "MemoryCache", "cached_mb", "memory_cache"]
 
 # -- memory that all processes of one user on a host share, found by its name; the last user's end frees
 # it.
@@ -201,7 +200,6 @@ _RESERVE = 20
 # Bytes of a block: each has a lock and a mark.
 _BLOCK_BYTES = 2**20
 _ALIGNED = 4096
-_GROUPS = Path("/sys/fs/cgroup")
 _PRESENT = 1
 #: Reads samples [start, stop) into arrays.
 _Decode: TypeAlias = Callable[[int, int, Sequence[Array]], None]
@@ -369,45 +367,6 @@ def memory_cache(
 def cached_mb() -> float:
     """Return how much memory the caches that this process uses take on the host."""
     return sum(one.used_mb for one in list(_CACHES))
-
-
-def free_memory() -> tuple[int, int]:
-    """Return the bytes that are free on this host, for this process, and all that it may use."""
-    free = total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError, IndexError):
-        told = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(told["MemAvailable"].split()[0]) * 1024
-    for limit, used in _limits():
-        if limit < total:
-            free, total = min(free, max(limit - used, 0)), limit
-    return free, total
-
-
-def _limits() -> list[tuple[int, int]]:
-    """Return the limits of memory of this process and its control groups, and what of them is used."""
-    found: list[tuple[int, int]] = []
-    addresses, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v
-    if addresses != resource.RLIM_INFINITY:
-        with suppress(OSError, ValueError):
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            found.append((addresses, used))
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            number, kinds, path = line.split(":", 2)
-            if number == "0":
-                folder, cached = _GROUPS, "inactive_file"
-                names = ("memory.max", "memory.current")
-            elif "memory" in kinds.split(","):
-                folder, cached = _GROUPS / "memory", "total_inactive_file"
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            else:
-                continue
-            for base in (folder / path.lstrip("/"), folder):  # in a container only the latter is there
-                with suppress(OSError, ValueError):  # "max": there is no limit
-                    limit, used = (int((base / name).read_text()) for name in names)
-                    stat = dict(line.split() for line in (base / "memory.stat").read_text().splitlines())
-                    found.append((limit, used - int(stat.get(cached, 0))))  # what it counts of the page cache
-    return found
 
 
 def _aligned(at: int) -> int:

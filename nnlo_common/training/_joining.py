@@ -15,12 +15,12 @@ import numpy as np
 from nnlo_common.algorithms import EASGD, CenterRule
 from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.base._errors import ConfigurationError, plural, warn
+from nnlo_common.base._process_memory import free_memory
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
 from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
-from nnlo_common.data._memory_cache import free_memory
 from nnlo_common.protocol import (
     QUERY_NUMBERS,
     Averages,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
@@ -300,26 +300,3 @@ def test_another_process_has_the_same_samples(files, method):
         assert queue.get() == sum(range(30))
         process.join()
         assert source.take(10, 30)[1].sum() == sum(range(10, 30))
-
-
-def test_a_limit_of_addresses_limits_what_is_free(monkeypatch):
-    limit = 2**40
-    monkeypatch.setattr(caches.resource, "getrlimit", lambda _: (limit, limit))
-    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 2**40)
-    real = Path.read_text
-    told = {
-        "/proc/self/statm": f"{(limit - 4096 * 7) // 4096} 5 5",
-        "/proc/meminfo": "MemAvailable: 99999999 kB",
-    }
-    monkeypatch.setattr(Path, "read_text", lambda self: told.get(str(self)) or real(self))
-    assert caches.free_memory() == (4096 * 7, limit)
-
-
-def test_control_groups_limit_what_is_free(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 200\n")
-    monkeypatch.setattr(caches, "_GROUPS", tmp_path)
-    with suppress(OSError):
-        if Path("/proc/self/cgroup").read_text().startswith("0:"):
-            assert caches.free_memory() == (500, 1000)

@@ -13,7 +13,7 @@ PACKAGES = ("nnlo_common", "nnlo_keras", "nnlo_torch")
 OWN_WAYS = {
     "nnlo_common/base/_file_access.py": "every other module opens files by it",
     "nnlo_common/base/_limited_formats.py": "the parsers behind the limits",
-    "nnlo_common/base/_process_memory.py": "/proc/self and /sys/fs/cgroup",
+    "nnlo_common/base/_process_memory.py": "/proc and /sys/fs/cgroup",
     "nnlo_common/base/_spans.py": "/proc/thread-self/schedstat",
     "nnlo_common/data/_staging.py": "copies samples with flags and checks of its own",
     "nnlo_common/data/_memory_cache.py": "/proc and /sys, and memory that a process of this user has open",
