@@ -99,7 +99,7 @@ class Message(NamedTuple):
             DROPPED, as `views` in a JOIN that is `again`.
         shard: the shard it is about.
         stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
-            `last_copy` in COPY.
+            `last_copy` in COPY, as `stood_by` in LEAVE.
         mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled`, `final` or
             `to_turn`, by the kind.
         samples: requests: the number of samples the sender has taken so far, but `pauses` in a JOIN that is
@@ -223,6 +223,11 @@ class Message(NamedTuple):
     def needs_no_more(self) -> bool:
         """LEAVE: its sender serves, or stands by to, and needs nothing more; else it is a worker."""
         return self.kind is Kind.LEAVE and self.sequence == 0
+
+    @property
+    def stood_by(self) -> bool:
+        """LEAVE: its sender needs nothing more, and takes nobody's place from now on."""
+        return self.needs_no_more and self.stop
 
     def with_vector(self, vector: Vector) -> Message:
         """Return the message with another vector."""

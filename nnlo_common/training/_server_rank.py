@@ -419,14 +419,17 @@ class ServerRank:
     def _leave(self) -> None:
         """Tell all that this server needs nothing any more, whoever dies."""
         self._served, rank = True, self._server.rank
+        stands_by = rank in self._standing_by
         for shard in self._others.values():
             # Those that may serve before this rank does.
             earlier = shard.spares[: shard.spares.index(rank) if rank in shard.spares else None]
-            for one in (shard.server, *earlier) if self._standing_by >= {rank} else earlier:
+            for one in (shard.server, *earlier) if stands_by else earlier:
                 serves = one == shard.server  # then a goodbye follows, where it answers queries
-                leave = Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves)
+                leave = Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves, stop=stands_by)
                 perform(self._endpoint, [Send(one, leave)])
         first = self._shards[0].server
+        if first in self._away:  # it has left after the death of the one that answered
+            return
         perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
         self.wait_until(
             lambda: (
@@ -513,7 +516,8 @@ class ServerRank:
             return
         self._stall_detector.heard(event.message)
         if event.message.needs_no_more:
-            self._away.add(event.message.sender)
+            if event.message.stood_by:
+                self._away.add(event.message.sender)
             perform(self._endpoint, self._server.handle(event))
         elif event.message.kind is Kind.TURN:
             self._turned(event)

@@ -462,6 +462,8 @@ class SpareRank(ServerRank):
         elif message.kind is Kind.LEAVE:
             gone = self._over if message.needs_no_more else self._departed
             gone.add((message.shard, message.sender))
+            if message.stood_by:
+                self._away.add(message.sender)
             self._endpoint.release(message.sender, event.frame)
         elif message.kind is Kind.PLACE:
             self._endpoint.release(message.sender, event.frame)

@@ -6,6 +6,7 @@ import logging
 import queue
 import random
 import re
+import threading
 import time
 from contextlib import nullcontext
 
@@ -27,7 +28,7 @@ from nnlo_common.cluster._topology import Topology
 from nnlo_common.protocol import Kind, Received, Standing
 from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
 from nnlo_common.testing import MemoryCluster
-from nnlo_common.training import _joining, _spare_rank, _state_copies
+from nnlo_common.training import _joining, _server_rank, _spare_rank, _state_copies
 from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
 
@@ -619,6 +620,28 @@ def test_an_heir_begins_with_the_bits_and_the_commits_of_the_copy(name, occurren
     results, _ = train_with_heir(name, [(0, "receive EXCHANGE", occurrence)])
     assert results[1][0] == "server 0"
     assert seen == [(True, True, Standing.LOST)]
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_rank_leaves_though_the_one_that_would_answer_its_goodbye_has_left_and_serves_nobody(monkeypatch):
+    finish, left = _spare_rank.SpareRank.finish, threading.Event()
+
+    def noted(self, last=lambda: None):
+        finish(self, last)
+        if self.server.rank == 2:
+            left.set()
+
+    def delayed(self, last=lambda: None):
+        end(self, (lambda: left.wait(TIMEOUT_S) and last()) if self.server.rank == 1 else last)
+
+    end = _server_rank.ServerRank.finish
+    monkeypatch.setattr(_spare_rank.SpareRank, "finish", noted)
+    monkeypatch.setattr(_server_rank.ServerRank, "finish", delayed)
+    # Server 0 needs nothing more, as all others: its heir, rank 2, leaves. Then rank 3, the other heir.
+    results, told = train_with_heir("downpour", [(0, "send LEAVE", 1)], servers=2, workers=4)
+    assert isinstance(results[0], Exception)
+    assert [role for role, *_ in results[1:]] == ["server 1", *(f"worker {index}" for index in range(4))]
+    assert told == []
 
 
 @pytest.mark.usefixtures("_copies_at_once")
