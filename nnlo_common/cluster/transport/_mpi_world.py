@@ -450,13 +450,17 @@ class MPIWorld:
         """Take a rank out of the job if the rest survive it; return whether they do.
 
         This rank kills one of its own host; the launcher is asked to kill one of another host, which it
-        cannot do while that host is cut off.
+        cannot do while that host is cut off. Where it does not answer, this rank's host may be the one that
+        is cut off, and its order would come when the others have long continued without it.
         """
         if not self.survives_loss or self._host_peers is None:
             return False
-        if not self._host_peers.kill(rank):
-            ask_to_kill(self.facts.world_rank(rank))
-            _FinalizeLimit.has_dropped = True
+        if self._host_peers.kill(rank):
+            return True
+        if not answers_within(_LAUNCHER_ANSWERS_S):
+            return False
+        ask_to_kill(self.facts.world_rank(rank))
+        _FinalizeLimit.has_dropped = True
         return True
 
     def cast_off(self) -> None:
