@@ -137,7 +137,7 @@ class ServerRank:
 
     def _begin_copies(self) -> None:
         """Keep a copy of the state on a spare from now on, if there is one."""
-        spares = self._shards[self._server.shard].spares
+        spares = [one for one in self._shards[self._server.shard].spares if one not in self._away]
         if spares:
             rank, channel = self._server.rank, self._queries.shard + 1
             self._copies = StateCopies(self._endpoint, rank, spares, channel, take=self._copy)
@@ -516,8 +516,7 @@ class ServerRank:
             return
         self._stall_detector.heard(event.message)
         if event.message.needs_no_more:
-            if event.message.stood_by:
-                self._away.add(event.message.sender)
+            self._stood_by(event.message)
             perform(self._endpoint, self._server.handle(event))
         elif event.message.kind is Kind.TURN:
             self._turned(event)
@@ -595,6 +594,13 @@ class ServerRank:
                 perform(self._endpoint, self.service.gone(rank))  # it says goodbye later
             elif self.service is not None:
                 perform(self._endpoint, self.service.left(rank))
+
+    def _stood_by(self, message: Message) -> None:
+        """Note that a rank that stood by has left, if it has: it takes nobody's place, and no copies."""
+        if message.stood_by:
+            self._away.add(message.sender)
+            if self._copies is not None:
+                self._copies.without(message.sender)
 
     def _acknowledged(self, event: Received) -> None:
         if self._copies is None:

@@ -462,8 +462,7 @@ class SpareRank(ServerRank):
         elif message.kind is Kind.LEAVE:
             gone = self._over if message.needs_no_more else self._departed
             gone.add((message.shard, message.sender))
-            if message.stood_by:
-                self._away.add(message.sender)
+            self._stood_by(message)
             self._endpoint.release(message.sender, event.frame)
         elif message.kind is Kind.PLACE:
             self._endpoint.release(message.sender, event.frame)
@@ -624,6 +623,7 @@ class SpareRank(ServerRank):
             perform(self._endpoint, self._server.depart(event.message.sender))
             self._left(event.message.sender)
         elif isinstance(event, Received) and self._needs_no_more(event.message):
+            self._stood_by(event.message)
             perform(self._endpoint, self._server.handle(event))
             if self.service is not None:  # to which it has not said goodbye
                 perform(self._endpoint, self.service.left(event.message.sender))

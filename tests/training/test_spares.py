@@ -27,7 +27,7 @@ from nnlo_common import (
 from nnlo_common.cluster._topology import Topology
 from nnlo_common.protocol import Kind, Received, Standing
 from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
-from nnlo_common.testing import MemoryCluster
+from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _joining, _server_rank, _spare_rank, _state_copies
 from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
@@ -624,24 +624,70 @@ def test_an_heir_begins_with_the_bits_and_the_commits_of_the_copy(name, occurren
 
 @pytest.mark.usefixtures("_copies_at_once")
 def test_a_rank_leaves_though_the_one_that_would_answer_its_goodbye_has_left_and_serves_nobody(monkeypatch):
-    finish, left = _spare_rank.SpareRank.finish, threading.Event()
+    finish, is_over = _spare_rank.SpareRank.finish, _spare_rank.SpareRank._is_over
+    serve_to_the_end, tell_the_end = _server_rank.ServerRank.finish, StateCopies.end
+    has_all, left = threading.Event(), threading.Event()
 
     def noted(self, last=lambda: None):
         finish(self, last)
         if self.server.rank == 2:
             left.set()
 
-    def delayed(self, last=lambda: None):
-        end(self, (lambda: left.wait(TIMEOUT_S) and last()) if self.server.rank == 1 else last)
+    def needs_nothing(self):
+        if self.server.rank == 2:
+            has_all.set()
+        return is_over(self)
 
-    end = _server_rank.ServerRank.finish
+    def waits(self, last=lambda: None):
+        late = self.server.rank == 1
+        serve_to_the_end(self, (lambda: left.wait(TIMEOUT_S) and last()) if late else last)
+
+    def waits_before_the_end(self):
+        assert self._rank or has_all.wait(TIMEOUT_S)
+        tell_the_end(self)
+
     monkeypatch.setattr(_spare_rank.SpareRank, "finish", noted)
-    monkeypatch.setattr(_server_rank.ServerRank, "finish", delayed)
+    monkeypatch.setattr(_spare_rank.SpareRank, "_is_over", needs_nothing)
+    monkeypatch.setattr(_server_rank.ServerRank, "finish", waits)
+    monkeypatch.setattr(StateCopies, "end", waits_before_the_end)
     # Server 0 needs nothing more, as all others: its heir, rank 2, leaves. Then rank 3, the other heir.
     results, told = train_with_heir("downpour", [(0, "send LEAVE", 1)], servers=2, workers=4)
     assert isinstance(results[0], Exception)
     assert [role for role, *_ in results[1:]] == ["server 1", *(f"worker {index}" for index in range(4))]
     assert told == []
+
+
+@pytest.mark.usefixtures("_copies_at_once")
+def test_a_worker_that_serves_at_the_end_waits_for_no_answer_of_one_that_has_left(monkeypatch):
+    finish, take_over, left = (
+        _spare_rank.SpareRank.finish,
+        _spare_rank.SpareRank._take_over,
+        threading.Event(),
+    )
+
+    def noted(self, last=lambda: None):
+        finish(self, last)
+        if self.server.rank == 2:
+            left.set()
+
+    def later(self, shard, dead):
+        assert left.wait(TIMEOUT_S)
+        take_over(self, shard, dead)
+
+    def dies(self):
+        if self._rank == 0:
+            raise InjectedFault("dies when all is over but for telling so")
+        end(self)
+
+    end = StateCopies.end
+
+    monkeypatch.setattr(_spare_rank.SpareRank, "finish", noted)
+    monkeypatch.setattr(_spare_rank.SpareRank, "_take_over", later)
+    monkeypatch.setattr(StateCopies, "end", dies)
+    results, told = train_with_heir("downpour", [])
+    assert [isinstance(one, InjectedFault) for one in results] == [True, False, False, False]
+    assert [role for role, *_ in results[1:]] == ["server 0", "worker 1", "worker 2"]
+    assert re.match(INHERITED, told[0])
 
 
 @pytest.mark.usefixtures("_copies_at_once")
