@@ -225,6 +225,11 @@ class ServerRank:
                 server.call(spare, place, self._epochs)
                 self.service.admit(spare)
 
+    def end_epochs(self) -> None:
+        """Call no spare any more: the scripts begin no epoch after this one."""
+        self.calls_spares = False
+        self._keep_spares()
+
     def point(self) -> Vector:
         """Return the centre."""
         return self._parameters.vector
@@ -252,9 +257,8 @@ class ServerRank:
 
     def ask(self, query: Query[AnswerT]) -> AnswerT:
         """Ask the query service, and serve until the answer arrives."""
-        self.wait_until(
-            lambda: not self._queries.busy
-        )  # a pause may come while this rank waits for an answer
+        # A pause may come while this rank waits for an answer.
+        self.wait_until(lambda: not self._queries.busy)
         earlier = self._queries.answer
         perform(self._endpoint, self._queries.ask(query))
         self.wait_until(lambda: self._queries.answer is not None)
@@ -428,9 +432,8 @@ class ServerRank:
                 leave = Message(Kind.LEAVE, rank, 0, shard=shard.index, mark=serves, stop=stands_by)
                 perform(self._endpoint, [Send(one, leave)])
         first = self._shards[0].server
-        if first in self._away:  # it has left after the death of the one that answered
-            return
-        perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
+        if first not in self._away:  # as after the death of the one that answered
+            perform(self._endpoint, self._queries.ask(GoodbyeQuery()))
         self.wait_until(
             lambda: (
                 self._queries.answer is not None
@@ -568,7 +571,7 @@ class ServerRank:
 
     def _dismiss_leavers(self) -> None:
         """Wait no more for spares that were called, and whose scripts are over."""
-        if self.service is not None and self._server.places:
+        if self.service is not None:
             for spare in self._server.peers.called():
                 if not self.service.takes_part(spare):
                     self._dismiss(spare)
@@ -580,11 +583,12 @@ class ServerRank:
             perform(self._endpoint, self.service.dismiss(spare))
         self._look_for_pause()
 
-    def _keep_spare(self) -> None:
-        """Keep the first spare for this server, though it was called, if it has not been told so yet."""
+    def _keep_spares(self) -> None:
+        """Keep the first spare for this server, though it was called; at the end all, if not told so yet."""
         told = set() if self.service is None else self.service.places.told
-        for spare in self._shards[self._server.shard].spares[:1]:
-            if spare in self._server.peers.called() and spare not in told:
+        first = self._shards[self._server.shard].spares[:1]
+        for spare in self._server.peers.called():
+            if spare not in told and (spare in first or not self.calls_spares):
                 self._dismiss(spare)
 
     def _left(self, sender: int) -> None:
@@ -723,7 +727,7 @@ class ServerRank:
                     self._copies.without(spare)
         if rank in spares and self.service is not None:
             self._tell_of_spare(rank, [index for index, one in before.items() if rank in one.spares])
-        self._keep_spare()
+        self._keep_spares()
         for index, shard in self._shards.items():
             if shard.server != before[index].server:
                 self._go_on_with(shard, rank)

@@ -492,6 +492,8 @@ class Session:
         if self._rounds_over or not self.algorithm.trains_in_rounds:
             return
         self._rounds_over = True
+        if self.serving is not None:
+            self.serving.end_epochs()  # else the round would wait for a spare that was called after the last
         if not self._collectives.agree_on_last_round(self.gathered):
             return
         if self.serves:

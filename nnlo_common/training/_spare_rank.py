@@ -527,7 +527,7 @@ class SpareRank(ServerRank):
                 perform(self._endpoint, self.service.ask(self._client.open))
         self._stall_detector.begin()
         self._stall_detector.tell(tells=shard.index == 0)
-        self._keep_spare()
+        self._keep_spares()
         self._begin_copies()
         old_s = began_s - received.came_s
         how = " and trains no more" * self._trained
