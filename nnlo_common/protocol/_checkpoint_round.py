@@ -32,6 +32,7 @@ __all__ = [
     "PartReported",
     "RoundAction",
     "RoundEvent",
+    "Turned",
     "WarnSkipped",
     "WriteOwn",
 ]
@@ -106,8 +107,23 @@ class NothingMore:
     rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A worker has taken a dead server's place: after the next pause it saves as that."""
+
+    rank: int
+
+
 RoundEvent: TypeAlias = (
-    CheckpointRequested | Due | AllPaused | DraftOpened | DraftAsked | PartReported | NothingMore | Lost
+    CheckpointRequested
+    | Due
+    | AllPaused
+    | DraftOpened
+    | DraftAsked
+    | PartReported
+    | NothingMore
+    | Turned
+    | Lost
 )
 
 
@@ -198,6 +214,7 @@ class CheckpointRound:
         self._number: int | None = None  # of the checkpoint begun at the last pause
         self._draft: _DraftState | None = None
         self._savers: frozenset[int] = frozenset()
+        self._trouble = ""  # of the checkpoint that is opened
         self._silent: set[int] = set()  # ranks that send no more reports for this draft
         self._lost: set[int] = set()
         self._asking: dict[int, int] = {}  # ranks whose DraftAsked is unanswered, with their pauses
@@ -209,6 +226,7 @@ class CheckpointRound:
             DraftAsked: self._asked,
             PartReported: self._reported,
             NothingMore: self._nothing_more,
+            Turned: self._turned,
             Lost: self._lose,
         }
 
@@ -277,7 +295,7 @@ class CheckpointRound:
         self._number, self._silent = event.number, set()
         if event.number is None:
             return self._answers()
-        self._draft = _DraftState(event.number, self._savers)
+        self._draft, self._trouble = _DraftState(event.number, self._savers, trouble=self._trouble), ""
         return [WriteOwn(), *self._answers()]
 
     def _asked(self, event: DraftAsked) -> list[RoundAction]:
@@ -295,6 +313,18 @@ class CheckpointRound:
 
     def _nothing_more(self, event: NothingMore) -> list[RoundAction]:
         self._silent.add(event.rank)
+        return self._move_on()
+
+    def _turned(self, event: Turned) -> list[RoundAction]:
+        """Wait no more for what it would have written as a worker, unless it knows where, or asks."""
+        rank, draft = event.rank, self._draft
+        text = f"rank {rank} has taken a dead server's place before it had written its part"
+        if rank in self._asking:
+            return []
+        if self.opening and rank in self._savers:
+            self._savers, self._trouble = self._savers - {rank}, text
+        if draft is not None and rank in draft.expected - draft.parts.keys() - draft.told:
+            draft.expected, draft.trouble = draft.expected - {rank}, draft.trouble or text
         return self._move_on()
 
     def _lose(self, event: Lost) -> list[RoundAction]:

@@ -118,7 +118,12 @@ class HeirRank(WorkerRank):
 
     def pause(self, *, between: bool = False) -> bool:
         """Wait until all workers are at a batch boundary; False: cancelled, or this rank serves now."""
-        return super().pause(between=between) and self.serving is None
+        record = self._queries.record
+        saves, granted = record.saves, super().pause(between=between)
+        if self.serving is None:
+            return granted
+        record.saves = saves  # a server counts it: perhaps only the dead one has not let this rank out of it
+        return False
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave; stand by, and serve if the server dies, while others still train."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._state_tree import State
@@ -22,10 +22,18 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.protocol._query_messages import LastRoundQuery
 
-__all__ = ["ALIKE", "TrainingQueries"]
+__all__ = ["ALIKE", "Retiring", "TrainingQueries"]
 
 #: Advice for ranks that wait for each other in different collectives.
 ALIKE = "call evaluate() and mean() on all ranks, not under `if rank == ...` or `if role == ...`"
+
+
+@runtime_checkable
+class Retiring(Protocol):
+    """A handler of queries that is told of workers that serve another shard."""
+
+    def retired(self, rank: int) -> None:
+        """Note that a worker serves another shard by now."""
 
 
 class TrainingQueries(QueryService):
@@ -108,6 +116,9 @@ class TrainingQueries(QueryService):
     def retire(self, rank: int) -> list[Action]:
         """Go on with a worker that serves another shard by now; it asks like a server from then on."""
         self.averages.gone(rank, lost=True)
+        for part in self._parts:
+            if isinstance(part, Retiring):
+                part.retired(rank)
         return self.tell([*self._leasing.retire(rank), *self._epoch_means.gone(rank, lost=False)])
 
     @property

@@ -25,6 +25,7 @@ from nnlo_common.protocol._checkpoint_round import (
     NothingMore,
     OpenDraft,
     PartReported,
+    Turned,
     WarnSkipped,
     WriteOwn,
 )
@@ -52,6 +53,7 @@ def told(rank: int, number: int | None, *, end: bool = False, recalled: bool = F
 OPENED = DraftOpened(1, recalled=False)
 WISHED = [CheckpointRequested(end=False, busy=False), paused(), OPENED]
 ALL_IN = [reported(rank) for rank in (1, 2, 3)]
+TURNED = "has taken a dead server's place before it had written its part"
 CLOSED = CloseDraft(tuple(part(rank) for rank in range(4)), "")
 
 # What has happened, what happens now, and what is to be done.
@@ -142,6 +144,22 @@ TRANSITIONS = {
             OpenDraft(),
         ],
     ),
+    "one that knows where to write serves by now": (
+        [*WISHED, DraftAsked(3, 0), reported(0), *ALL_IN[:2]],
+        Turned(3),
+        [],
+    ),
+    "one that does not": (
+        [*WISHED[:2], OPENED, DraftAsked(1, 1), DraftAsked(2, 0), reported(0), *ALL_IN[:2]],
+        Turned(3),
+        [CloseDraft((part(0), part(1), part(2)), f"rank 3 {TURNED}")],
+    ),
+    "one that asks": ([*WISHED[:2], DraftAsked(3, 0), Turned(3)], OPENED, [WriteOwn(), told(3, 1)]),
+    "one does before the draft is open": (
+        [*WISHED[:2], Turned(3), OPENED, DraftAsked(1, 1), DraftAsked(2, 0), reported(0), *ALL_IN[:1]],
+        reported(2),
+        [CloseDraft((part(0), part(1), part(2)), f"rank 3 {TURNED}")],
+    ),
     "a draft is ordered once": ([CheckpointRequested(end=False, busy=False), paused()], Lost(3), []),
     "all leave": (
         [CheckpointRequested(end=True, busy=False), paused(), OPENED],
@@ -218,6 +236,7 @@ class Cluster:
         self.copied = False
         self.open: int | None = None
         self.wanted = 0
+        self.turned: set[int] = set()  # workers that serve by now
 
     def do(self, event) -> None:
         actions = self.machine.handle(event)
@@ -263,7 +282,7 @@ class Cluster:
     @property
     def training(self) -> list[int]:
         """The workers that are there."""
-        return [rank for rank in self.ranks if rank >= self.servers]
+        return [rank for rank in self.ranks if rank >= self.servers and rank not in self.turned]
 
     def report(self, rank: int) -> None:
         self.do(reported(rank, self.ranks[rank].heard.pop(0), self.trouble()))
@@ -274,7 +293,7 @@ class Cluster:
             if self.ranks[rank].heard and self.draw.random() < 0.9:
                 self.report(rank)
         self.pauses += 1
-        servers = [self.ranks[rank] for rank in self.ranks if rank < self.servers]
+        servers = [self.ranks[rank] for rank in self.ranks if rank < self.servers or rank in self.turned]
         early = [server for server in servers if self.draw.random() < 0.3]
         for server in servers:
             server.behind = True
@@ -284,7 +303,12 @@ class Cluster:
         if self.own is not None and self.machine.wanted:
             self.write_own()
         self.do(AllPaused(self.pauses, frozenset(self.ranks), workers))
+        turns = self.draw.random() < 0.1
         for rank in self.draw.sample(self.training, len(self.training)):
+            if turns and len(self.training) > 1:
+                turns = False
+                self.turn(rank)
+                continue
             self.ranks[rank].doing = "asking"
             self.do(DraftAsked(rank, 0))
 
@@ -322,6 +346,15 @@ class Cluster:
         rank = self.draw.choice(self.training)
         del self.ranks[rank]
         self.do(Lost(rank))
+
+    def turn(self, rank: int) -> None:
+        """A worker takes the place of another server; it reports what it has written before."""
+        dead = [one for one in self.ranks if one < self.servers]
+        if dead:
+            del self.ranks[dead[0]]
+            self.do(Lost(dead[0]))
+        self.turned.add(rank)
+        self.do(Turned(rank))
 
     def leave(self) -> None:
         """A worker leaves in good order, or a script forgets to report."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from nnlo_common import PeerLostError
+from nnlo_common.protocol._waiting_requests import Pauses
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _server_rank, _state_copies
 from nnlo_common.training.checkpoint import SavedCheckpoint
@@ -33,7 +34,7 @@ pytestmark = [
 WRAPPERS = [nt.AGN, nt.DiLoCo, nt.Downpour, nt.DynSGD, nt.EASGD, nt.GEM, nt.LocalSGD, nt.Synchronous]
 WRAPPERS += [nt.Steady]
 EPOCHS, SAMPLES, WORKERS = 3, 24, 3
-TIMEOUT_S = 25.0
+TIMEOUT_S = 180.0
 
 
 class Job(NamedTuple):
@@ -249,3 +250,20 @@ def test_nobody_waits_for_a_spare_that_is_called_when_no_epoch_follows(wrapper, 
     ends, _ = run(job, tmp_path, (1, "send EPOCH", EPOCHS))
     assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] == [1]
     assert not any(ends[-1].values())
+
+
+def test_an_heir_that_alone_has_not_been_let_out_of_a_pause_goes_on_with_the_others(tmp_path, monkeypatch):
+    """Server 0 has let out all; server 1 dies when it has let out all but the worker that takes its place."""
+    complete = Pauses.complete
+
+    def completed(self):
+        return sorted(complete(self), key=lambda event: event.message.sender == 3)
+
+    monkeypatch.setattr(Pauses, "complete", completed)
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+    job = Job(nt.Downpour, servers=2, assignment="static", minutes=0, pause_s=0, heir=True)
+    ends, _ = run(job, tmp_path, (1, "send PAUSED", 2 * WORKERS))
+    assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] == [1]
+    assert all(end.keys() == set(range(EPOCHS)) for rank, end in enumerate(ends) if rank != 1)

@@ -396,6 +396,10 @@ class _FirstSaving(Saving):
         """Hear how often a rank has saved together with the server that has died."""
         self._saves[rank] = told.saves
 
+    def retired(self, rank: int) -> None:
+        """Stop waiting for what a worker would have written that serves another shard by now."""
+        self._handle(rounds.Turned(rank))
+
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Stop waiting for parts of this rank."""
         self._handle(Lost(rank) if lost else rounds.NothingMore(rank))
