@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 import keras
 
-from nnlo_common import ConfigurationError, TrainingReport
+from nnlo_common import ConfigurationError, PeerLostError, TrainingReport
 from nnlo_common.plugin import Algorithm, RankWorld, Session, Trained, launched, say, speaks
 from nnlo_keras._callback_lists import (
     bring_back,
@@ -536,9 +537,14 @@ class Distribute(keras.callbacks.Callback):
 
     def _agree_on_first_epoch(self, team: Session) -> None:
         """Begin on all ranks with the epoch that BackupAndRestore has restored on the first server."""
-        restored = {"epoch": first_epoch(self.model)}
-        first = team.agree(restored, weight=float(speaks(self.role)))["epoch"]
-        begin_with(self.model, int(first))
+        own = first_epoch(self.model)  # a `Checkpoint` has set it, on each rank
+        first = team.agree({"epoch": own}, weight=float(speaks(self.role)))["epoch"]
+        if not math.isnan(first):
+            begin_with(self.model, int(first))
+        elif any(isinstance(one, keras.callbacks.BackupAndRestore) for one in self._dropped):
+            raise PeerLostError(
+                0, "the server has died before it had told which epoch its backup goes on with"
+            )
 
     def _pass_epochs(self, team: Session) -> None:
         """Take part in the remaining epochs after an early stop, as far as other ranks wait for this one."""
