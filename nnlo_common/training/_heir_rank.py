@@ -69,6 +69,7 @@ class HeirRank(WorkerRank):
         self._known = ServerInheritance()
         self._part: SpareRank | None = None  # what serves, or stands by
         self._inside = False  # an activity is under way
+        self._saves: int | None = None  # those before a pause that is under way
         self.on_taking_over: list[Callable[[], object]] = []
 
     @property
@@ -118,12 +119,10 @@ class HeirRank(WorkerRank):
 
     def pause(self, *, between: bool = False) -> bool:
         """Wait until all workers are at a batch boundary; False: cancelled, or this rank serves now."""
-        record = self._queries.record
-        saves, granted = record.saves, super().pause(between=between)
-        if self.serving is None:
-            return granted
-        record.saves = saves  # a server counts it: perhaps only the dead one has not let this rank out of it
-        return False
+        self._saves = self._queries.record.saves
+        granted = super().pause(between=between)
+        self._saves = None
+        return granted and self.serving is None
 
     def finish(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last`, then leave; stand by, and serve if the server dies, while others still train."""
@@ -170,6 +169,8 @@ class HeirRank(WorkerRank):
 
     def _take_over(self, dead: int) -> None:
         """Serve in the place of the dead server from now on."""
+        if self._saves is not None:  # perhaps all but the dead have let this rank out of the pause
+            self._queries.record.saves = self._saves  # it ends as a server's, which counts it
         asked = self._queries.open
         if self._queries.service in self._known.gone and type(asked) in WITHOUT_SAMPLES:
             self._queries.drop()  # a new service does not know this rank as a worker
