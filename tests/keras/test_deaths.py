@@ -122,7 +122,8 @@ def on_ranks(program, faults=(), size=1 + WORKERS):
 def check_history(end):
     """All epochs are there, and every number is one."""
     assert end.epochs == list(range(len(end.epochs)))
-    assert len(end.history["loss"]) == len(end.epochs)
+    without = len(end.epochs) - len(end.history["loss"])
+    assert without == 0 or (without > 0 and end.role.startswith("worker"))  # it got no lease in an epoch
     assert all(np.isfinite(values).all() for values in end.history.values())
 
 
