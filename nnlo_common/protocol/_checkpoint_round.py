@@ -293,9 +293,10 @@ class CheckpointRound:
         self.recalled = event.recalled and not self.end and not self._last
         self.end |= self.recalled
         self._number, self._silent = event.number, set()
+        trouble, self._trouble = self._trouble, ""
         if event.number is None:
             return self._answers()
-        self._draft, self._trouble = _DraftState(event.number, self._savers, trouble=self._trouble), ""
+        self._draft = _DraftState(event.number, self._savers, trouble=trouble)
         return [WriteOwn(), *self._answers()]
 
     def _asked(self, event: DraftAsked) -> list[RoundAction]:

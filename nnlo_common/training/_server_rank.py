@@ -571,7 +571,7 @@ class ServerRank:
 
     def _dismiss_leavers(self) -> None:
         """Wait no more for spares that were called, and whose scripts are over."""
-        if self.service is not None:
+        if self.service is not None and self._server.places:
             for spare in self._server.peers.called():
                 if not self.service.takes_part(spare):
                     self._dismiss(spare)

@@ -160,6 +160,11 @@ TRANSITIONS = {
         reported(2),
         [CloseDraft((part(0), part(1), part(2)), f"rank 3 {TURNED}")],
     ),
+    "and a checkpoint that the disk has not taken leaves no trouble to the next": (
+        [*WISHED[:2], Turned(3), DraftOpened(None, recalled=False), *WISHED, reported(0), *ALL_IN[:2]],
+        reported(3),
+        [CLOSED],
+    ),
     "a draft is ordered once": ([CheckpointRequested(end=False, busy=False), paused()], Lost(3), []),
     "all leave": (
         [CheckpointRequested(end=True, busy=False), paused(), OPENED],
