@@ -126,6 +126,24 @@ def test_a_writer_that_was_taken_for_dead_cannot_complete_what_another_has_begun
     assert newest.read("rank0.npz") == b"of the next one"
 
 
+def test_the_number_of_an_abandoned_checkpoint_is_not_used_again(tmp_path: Path) -> None:
+    first = filled(tmp_path, count=1)
+    abandoned = first.begin()
+    assert abandoned is not None
+    late = Store(tmp_path).draft(abandoned.number)  # of a server that is taken for dead
+    with pytest.warns(RuntimeWarning, match="rank 1 has died"):
+        first.abandon(abandoned, "rank 1 has died before it has written its part")
+    following = first.begin()
+    assert following is not None
+    with pytest.raises(FileNotFoundError):
+        late.write("rank1.npz", b"too late")
+    following.write("rank1.npz", b"in time")
+    assert first.commit(following, {"epoch": 3})
+    newest = Store(tmp_path).newest()
+    assert newest is not None
+    assert (newest.manifest.number, newest.read("rank1.npz")) == (3, b"in time")
+
+
 def test_what_a_late_writer_completes_while_it_is_removed_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,7 +272,7 @@ def test_a_part_for_which_there_is_no_memory_costs_one_checkpoint(ranks, what, r
     assert ranks.store.newest().manifest.number == 1
     setattr(ranks.on(rank)._state, what, usual)
     ranks.save()
-    assert ranks.store.newest().manifest.number == 2
+    assert ranks.store.newest().manifest.number == 4  # the numbers of the two dropped are not used again
 
 
 @pytest.mark.parametrize("what", ["_collect", "_pack"])

@@ -288,7 +288,9 @@ class Saving:
             try:
                 draft.write(self._file, pack())
             except Exception as error:
-                told = f"rank {self._rank} on host {socket.gethostname()}: {refused(error)} ({draft.folder})"
+                # The store's folder, not the draft's: the same trouble is told once, whatever the number.
+                where = f"{refused(error)} ({self._store.folder})"
+                told = f"rank {self._rank} on host {socket.gethostname()}: {where}"
                 self._written = PartQuery(number=draft.number, trouble=told)
                 return
             entry = draft.files[self._file]

@@ -265,6 +265,7 @@ class Store:
             raise ConfigurationError(f"better={better!r} is not possible: it must be 'min' or 'max'")
         self.folder, self.keep, self.better = Path(folder), whole_number("keep", keep, 1), better
         self._warned: set[str] = set()
+        self._begun = 0  # the highest number of this object's checkpoints, completed or not
         #: Called with warnings about failed writes.
         self.tell: Callable[[str], object] = warn
 
@@ -286,8 +287,8 @@ class Store:
     def begin(self) -> Draft | None:
         """Begin a checkpoint, and remove the leftovers of killed writers.
 
-        Its number is new even if its predecessor was never completed: a writer that was taken for dead may
-        still go on with that one, and finds it gone.
+        Its number is new even if its predecessor was never completed, or was abandoned: a writer that was
+        taken for dead may still go on with that one, and finds it gone.
 
         If the system refuses (disk full, folder read-only, no memory), warn and return None, because a failed
         checkpoint must not end the training. Each problem is warned of once until a checkpoint succeeds.
@@ -295,9 +296,10 @@ class Store:
         draft = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            number = max([*self._numbers(), *self.remove_leftovers()], default=0) + 1
+            number = max([self._begun, *self._numbers(), *self.remove_leftovers()]) + 1
             draft = self.draft(number)
             draft.folder.mkdir()
+            self._begun = number
         except _REFUSALS as error:
             self.warn_once(refused(error))
             return None
