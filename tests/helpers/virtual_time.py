@@ -12,13 +12,14 @@ import functools
 import heapq
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from nnlo_common.base._spans import Spans
-from nnlo_common.data import _batches
+from nnlo_common.data import _prefetch
 from nnlo_common.testing import MemoryCluster, _memory
 from nnlo_common.training.report import _facts_writer
 
@@ -63,9 +64,9 @@ class VirtualTime:
     def tell(self, monkeypatch: Any) -> None:
         """Let facts be written by this clock, and what is read ahead be read in its threads."""
         monkeypatch.setattr(_facts_writer, "Spans", functools.partial(Spans, clock=self.now))
-        monkeypatch.setattr(_facts_writer, "time", SimpleNamespace(perf_counter=self.now))
-        thread = functools.partial(_Thread, self)
-        monkeypatch.setattr(_batches, "threading", SimpleNamespace(Thread=thread))
+        monkeypatch.setattr(_facts_writer, "time", SimpleNamespace(perf_counter=self.now, time=time.time))
+        thread, meeting = functools.partial(_Thread, self), functools.partial(_Meeting, self)
+        monkeypatch.setattr(_prefetch, "threading", SimpleNamespace(Thread=thread, Condition=meeting))
         inboxes = SimpleNamespace(SimpleQueue=functools.partial(_Inbox, self), Empty=queue.Empty)
         monkeypatch.setattr(_memory, "queue", inboxes)
 
@@ -119,6 +120,10 @@ class _Meeting:
         while turn == self._turn:
             self._time.changed.wait()
         return True
+
+    def wait_for(self, predicate: Callable[[], bool]) -> None:
+        while not predicate():
+            self.wait()
 
     def notify_all(self) -> None:
         self._turn += 1
