@@ -420,6 +420,11 @@ class Leases:
                 record.remove(start, stop)
                 record.used.add(start, stop)
         for lease in held:
+            if lease.epoch in self._complete:  # the worker has not heard that it was the last
+                self._complete.remove(lease.epoch, lease.epoch + 1)
+                self._open_epochs[lease.epoch] = record = EpochRecord(self.size)
+                record.free.remove(0, self.size)
+                record.used.add(0, self.size)
             record = self._open_epochs.setdefault(lease.epoch, EpochRecord(self.size))
             record.remove(lease.start, lease.stop)
             self._workers[rank].leases.append(lease)
@@ -561,16 +566,29 @@ class Leases:
             middle = min(lease.start + used, lease.stop)
             used -= middle - lease.start
             record = self._open_epochs[lease.epoch]
-            record.used.add(lease.start, middle)
+            record.used.put(lease.start, middle)
             if keeps and middle < lease.stop:
                 worker.leases.append(Lease(lease.epoch, middle, lease.stop))
             else:
                 # Leases of an earlier epoch are always owed positions, and stay owed.
                 rest = record.owed if died or lease.epoch < worker.epoch else record.free
-                rest.add(middle, lease.stop)
+                for start, stop in self._without_holder(lease, middle):
+                    rest.add(start, stop)
             if record.complete:
                 del self._open_epochs[lease.epoch]
                 self._complete.add(lease.epoch, lease.epoch + 1)
+
+    def _without_holder(self, lease: Lease, start: int) -> Ranges:
+        """Return the rest of a lease, from `start` on: without what others hold or have used.
+
+        They do where a lost ledger had it back already, and the worker has not heard that.
+        """
+        rest = Ranges([(start, lease.stop)])
+        taken = [*self._leased()[lease.epoch], *self._open_epochs[lease.epoch].used]
+        for first, end in taken:
+            if first < lease.stop and end > start:
+                rest.remove(first, end)
+        return rest
 
     def _forget(self) -> None:
         """Drop all but the last few epochs that no worker can ask about any more."""

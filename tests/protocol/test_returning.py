@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ProtocolError
 from nnlo_common.base._flat_vector import Frame
-from nnlo_common.data import Leases
+from nnlo_common.data import WAIT, Lease, Leases
 from nnlo_common.protocol import Averages, Message, Received, Release, Send
 from nnlo_common.protocol._lease_queries import Leasing
 from nnlo_common.protocol._queries import (
@@ -306,4 +306,46 @@ def test_what_a_worker_knows_is_right_where_a_copy_is_older():
     again.know(2, 0, {0: [(2, 10)]}, [])
     again.validate()
     assert again.unfinished(0) == []
+    assert again.state()["complete"] == [[0, 1]]
+
+
+def test_the_last_lease_of_a_complete_epoch_is_used_once_if_its_answer_is_lost():
+    """The dead service has counted it as used, and the copy knows that; the worker asks once more."""
+    leases = Leases(10, workers=[1, 2], unit=5)
+    first, second = leases.ask(1, 0), leases.ask(2, 0)
+    assert leases.ask(2, 0) is WAIT
+    assert leases.ask(1, 0) is None
+    assert leases.answers() == [(2, None)]
+    state = leases.state()
+    assert state["complete"] == [[0, 1]]
+    again = Leases(10, workers=[1, 2], unit=5)
+    again.restore(state)
+    again.know(1, 0, {}, [first])  # it has not heard that the epoch is over
+    again.know(2, 0, {0: [(second.start, second.stop)]}, [])
+    again.validate()
+    assert again.held(1) == (first,)
+    assert again.ask(2, 0) is WAIT
+    assert again.ask(1, 0) is None
+    assert again.answers() == [(2, None)]
+    assert again.state()["complete"] == [[0, 1]]
+
+
+def test_what_was_given_back_and_leased_anew_is_not_free_once_more_if_the_answer_is_lost():
+    leases = Leases(10, workers=[1, 2], unit=5)
+    first = leases.ask(1, 0)
+    state = leases.state()
+    leases.give_back(1, used=1)  # the answer is lost
+    rest = leases.ask(2, 0)
+    assert rest.start == 1
+    again = Leases(10, workers=[1, 2], unit=5)
+    again.restore(state)
+    again.know(1, 0, {}, [first])
+    again.know(2, 0, {}, [rest])
+    again.give_back(1, used=1)  # once more
+    again.validate()
+    taken = []
+    while isinstance(lease := again.ask(2, 0), Lease):
+        taken += range(lease.start, lease.stop)
+    assert taken == [*range(rest.stop, 10)]
+    again.validate()
     assert again.state()["complete"] == [[0, 1]]
