@@ -21,6 +21,7 @@ import sysconfig
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -174,8 +175,11 @@ def guard(world: GuardedWorld) -> None:
 
 
 def advise(call: Callable[[], str]) -> None:
-    """Register `call`, which returns the advice to print when the job ends because a rank was lost."""
-    _Guard.advice = call
+    """Register a method that returns the advice to print when the job ends because a rank was lost.
+
+    Its object is not kept in memory for that.
+    """
+    _Guard.advice = weakref.WeakMethod(call)
 
 
 def end_notes_in(folder: Path) -> None:
@@ -317,8 +321,9 @@ def describe_failure(rank: int, size: int, host: str, error: BaseException, thre
         )
     where = f" in thread {thread!r}" if thread else ""
     advice = ""
-    if isinstance(error, PeerLostError) and _Guard.advice is not None:
-        advice = f"nnlo: {_Guard.advice()}\n"
+    advise_now = _Guard.advice()
+    if isinstance(error, PeerLostError) and advise_now is not None:
+        advice = f"nnlo: {advise_now()}\n"
     for words, text in _Guard.explanations.items():
         advice += f"nnlo: {text}\n" if words in str(error) else ""
     return f"{who} failed{where}; ending the job\n{_traced(error)}{advice}"
@@ -355,7 +360,7 @@ class _Guard:
     active: ClassVar[_Guard | None] = None
     engaged: ClassVar[bool] = False
     at_exit: ClassVar[Callable[[], None] | None] = None
-    advice: ClassVar[Callable[[], str] | None] = None
+    advice: ClassVar[Callable[[], Callable[[], str] | None]] = lambda: None
     folder: ClassVar[Path | None] = None
     explanations: ClassVar[dict[str, str]] = {}
 

@@ -175,7 +175,7 @@ class Report(RankCallback):
         self._close()
         counts = _BatchCount()
         self._counts = counts
-        report = counts.report if team is None else team.report
+        report = counts if team is None else team.report
         self._facts = FactsWriter(
             self.folder, team, report, unit="batches", config=self._config, **self._options
         )
@@ -220,6 +220,6 @@ class _BatchCount:
 
     batches = 0
 
-    def report(self) -> TrainingReport:
+    def __call__(self) -> TrainingReport:
         """Return the counts."""
         return TrainingReport(steps=self.batches, samples=self.batches)

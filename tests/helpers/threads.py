@@ -26,6 +26,7 @@ __all__ = [
     "ranks",
     "server_of",
     "train",
+    "writers_left",
 ]
 
 
@@ -53,6 +54,12 @@ def facts_end() -> None:
         writes = getattr(getattr(thread, "_target", None), "__self__", None)
         if thread.name == "nnlo-facts" and (writes is None or writes._ended.is_set() or writes._abandoned):
             thread.join()
+
+
+def writers_left() -> int:
+    """How many facts are still written, once all garbage is collected."""
+    facts_end()
+    return sum(thread.name == "nnlo-facts" for thread in threading.enumerate())
 
 
 @contextmanager

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.helpers.jobs import alone, mpiexec
+from tests.helpers.threads import writers_left
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
+from nnlo_common.testing import MemoryCluster  # noqa: E402
 from tests.programs import keras_checkpoint  # noqa: E402
 
 PROGRAM = Path(keras_checkpoint.__file__)
@@ -376,3 +380,39 @@ def test_ranks_take_over_the_weights_of_one_process_and_it_takes_over_the_centre
     assert not np.array_equal(center, weights)
     (back,), _, _ = in_one_folder(tmp_path, 1, 3, wrapper, **options)
     assert np.array_equal(back, center)
+
+
+def test_of_a_fit_that_has_failed_on_several_ranks_nothing_stays(tmp_path, monkeypatch):
+    """No thread goes on writing facts or live files, and no model is kept in memory."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+    before, models, made = writers_left(), [], threading.Barrier(3)
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise OSError("of the user's")
+
+    def program(world):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(nk.Downpour(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+        models.append(weakref.ref(model))
+        made.wait()
+        progress = nk.Progress(run=tmp_path, live=False)
+        callbacks = [nk.Distribute(world=world), nk.Checkpoint(tmp_path), progress, Fail()]
+        x = np.full((8, 2), world.rank, "f4")
+        model.fit(x, x[:, 0], batch_size=2, verbose=0, callbacks=callbacks)
+
+    def run():
+        with MemoryCluster(3) as cluster:
+            cluster.run(program, 60)
+
+    def lives():
+        return [thread for thread in threading.enumerate() if thread.name == "nnlo live file"]
+
+    with pytest.raises(OSError, match="of the user's"):
+        run()
+    assert writers_left() == before
+    assert [one() for one in models] == [None] * 3
+    for thread in lives():
+        thread.join(30)
+    assert lives() == []
+    assert "ended" in (tmp_path / "ranks/live.rank1.json").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 
 import pytest
 
@@ -12,6 +13,7 @@ from nnlo_common.commands._trace import merged
 from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.training.report import _facts_writer
 from nnlo_common.training.report._facts_writer import read_facts
+from tests.helpers.threads import writers_left
 from tests.helpers.traces import problems_in, self_times
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -219,3 +221,32 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_training(tmp_path
     optimizer = nt.Downpour(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
     with pytest.raises(ConfigurationError, match=r"Report.* cannot write .*name a"):
         nt.Report(optimizer, tmp_path / "file" / "here")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_report_that_nobody_closes_ends_with_its_script(size, tmp_path):
+    """Nothing of it stays in memory, and no thread goes on writing."""
+    before, models = writers_left(), []
+
+    def program(world):
+        model = torch.nn.Linear(3, 1)
+        models.append(weakref.ref(model))
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), model=model, world=world)
+        checkpoint = nt.Checkpoint(tmp_path, optimizer, report=False)
+        nt.Report(optimizer, tmp_path)
+        for _ in checkpoint.epochs(2):
+            for x in checkpoint.batches(optimizer.epoch([torch.ones(2, 3)] * 3)):
+                model(x).sum().backward()
+                optimizer.step()
+                raise OSError("of the user's")
+
+    def run():
+        if size == 1:
+            program(None)
+        with MemoryCluster(size) as cluster:
+            cluster.run(program, 60)
+
+    with pytest.raises(OSError, match="of the user's"):
+        run()
+    assert writers_left() == before
+    assert [one() for one in models] == [None] * size

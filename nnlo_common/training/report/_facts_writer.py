@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import importlib.metadata
+import inspect
 import itertools
 import json
 import logging
@@ -253,7 +254,8 @@ class FactsWriter:
     Args:
         folder: of the run.
         team: this rank's session; None: alone.
-        report: returns this rank's counts so far; called from another thread, too.
+        report: returns this rank's counts so far; called from another thread, too. The object of a method is
+            not kept in memory.
         unit: what `samples` of that report counts.
         config: the configuration of the run.
         every_s: the least time between two samples of the usage.
@@ -283,7 +285,9 @@ class FactsWriter:
             if not (is_number(value) and 0 < value < math.inf):
                 raise ConfigurationError(f"{asked[:-1]}, {name}={value!r}) must be a number above 0")
         self._layout = layout = place or RankPlace.of(team)
-        self._team, self._report, self._unit, self._every_s = team, report, unit, every_s
+        # Its thread must keep in memory nothing that leads to the owner, with whom it ends.
+        self._alone, self._found_team = team is None, None if team is None else weakref.ref(team)
+        self._report, self._unit, self._every_s = _without_object(report), unit, every_s
         self._file = FactsFile(folder, layout.rank, asked)
         self._trace: Trace | None = None
         if timeline:
@@ -310,6 +314,10 @@ class FactsWriter:
         self._thread = threading.Thread(target=self._look, name="nnlo-facts", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # for a script that closes nothing
+
+    @property
+    def _team(self) -> Session | None:
+        return None if self._found_team is None else self._found_team()
 
     def end_with(self, owner: object) -> None:
         """End when `owner` is gone, which nobody may close: a script that has failed, or a fit."""
@@ -394,7 +402,8 @@ class FactsWriter:
         report = self._report()
         self._tell_losses(report)
         self._sample(report, until_s)
-        over = self._team is None or self._team.over
+        team = self._team
+        over = self._alone or (team is not None and team.over)
         seconds = round(time.perf_counter() - self._began_s, 6)
         self._file.add("end", seconds=seconds, over=over, **self._served(report), **_gain(report))
         if self._trace is not None:
@@ -428,7 +437,8 @@ class FactsWriter:
 
     def _served(self, report: TrainingReport) -> dict[str, Any]:
         """Return what a server tells of its workers' contributions since the start."""
-        server = None if self._team is None else self._team.member.server
+        team = self._team
+        server = None if team is None else team.member.server
         if server is None:
             return {}
         staleness = {rank: dict(sorted(dict(peer.staleness).items())) for rank, peer in server.peers.items()}
@@ -515,19 +525,37 @@ class FactsWriter:
         if since_s > at_s:
             self._trace.count(f"{self._unit}/s", round((report.samples - samples) / (since_s - at_s), 3))
         self._counted = report.samples, since_s
-        server = None if self._team is None else self._team.member.server
+        team = self._team
+        server = None if team is None else team.member.server
         if server is not None:
             self._trace.count("mean staleness", round(report.mean_staleness, 6))
             self._trace.count("queue", server.queued)
 
     def _tell_losses(self, report: TrainingReport) -> None:
         """Write the losses and stalls that are new."""
-        serving = None if self._team is None else self._team.serving
+        team = self._team
+        serving = None if team is None else team.serving
         for what, lines in (("lost", report.lost), ("stall", () if serving is None else serving.stalls)):
             with self._telling:
                 known, self._told[what] = self._told[what], len(lines)
             for text in tuple(lines)[known:]:
                 self._file.add(what, text=text)
+
+
+def _without_object(report: Callable[[], TrainingReport]) -> Callable[[], TrainingReport]:
+    """Return what calls a method and does not keep its object; without that it returns what it has last."""
+    if not inspect.ismethod(report):
+        return report
+    method: weakref.WeakMethod[Callable[[], TrainingReport]] = weakref.WeakMethod(report)
+    last: TrainingReport = report()
+
+    def call() -> TrainingReport:
+        nonlocal last
+        if (found := method()) is not None:
+            last = found()
+        return last
+
+    return call
 
 
 def _gain(report: TrainingReport) -> dict[str, Any]:

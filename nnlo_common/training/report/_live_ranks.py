@@ -9,6 +9,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ class LiveFile:
         self._first_loss: float | None = None
         self._moved_s, self._moved, self._longest_s = clock(), wall(), 0.0
         self._last_s, self._samples, self._cpu_s = clock(), 0, time.process_time()
-        self._broken, self._over = False, threading.Event()
+        self._broken, self._abandoned, self._over = False, False, threading.Event()
         # One file is written at a time, by the thread or by what ends it.
         self._writing = threading.Lock()
         atexit.register(self.end)
@@ -140,9 +141,20 @@ class LiveFile:
             self._last_s, self._samples, self._cpu_s = now_s, noted["samples"], cpu_s
         return {**noted, **pace}
 
+    def end_with(self, owner: object) -> None:
+        """End when `owner` is gone, which nobody may close: a script that has failed, or a fit."""
+        weakref.finalize(owner, self._abandon).atexit = False
+
+    def _abandon(self) -> None:
+        # A garbage collection calls it, which may have interrupted anything: no lock here, the thread ends.
+        self._abandoned = True
+
     def _repeat(self) -> None:
         while not self._broken and not self._over.wait(self._every_s):
-            self.write()
+            if self._abandoned:
+                self.end()
+            else:
+                self.write()
 
     def _put(self, facts: Mapping[str, Any]) -> None:
         if self._broken:

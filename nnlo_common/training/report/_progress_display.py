@@ -68,6 +68,7 @@ class ProgressDisplay:
         self._show_s = clock() + shown_s
         self._scores: Scores = {}
         if self._file is not None:
+            self._file.end_with(self)
             self._file.start()
 
     def take_over(self, role: str) -> None:
