@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError, warn
+from nnlo_common.base._errors import ConfigurationError, DivergedError, PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Vector, looks_finite, telling_places
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
@@ -31,6 +31,7 @@ from nnlo_common.protocol import (
 )
 from nnlo_common.protocol._query_messages import AnswerT, GoodbyeQuery, LeaveQuery, Query
 from nnlo_common.training._collectives import BufferCounts
+from nnlo_common.training._early_leavers import CONTRIBUTIONS, OF_STEPS, EarlyLeavers
 from nnlo_common.training._rank_parts import LocalStep, Periodic, TrainingReport, perform, serve
 from nnlo_common.training._server_load import Bottleneck
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector, date_and_time
@@ -41,9 +42,7 @@ __all__ = ["ServerRank"]
 
 _LOG = logging.getLogger(__name__)
 
-_CONTRIBUTIONS = (Kind.EXCHANGE, Kind.PUSH, Kind.COMMIT)
 _NEVER = 0  # an epoch that all have finished, so no pause completes
-_OF_STEPS = (*_CONTRIBUTIONS, Kind.LOCK)
 
 
 class Keeper(Protocol):
@@ -113,8 +112,7 @@ class ServerRank:
         self._away: set[int] = set()  # spares that have left, and take nobody's place
         self._served = False  # all has been served, and all is here: other deaths do not matter any more
         self._in_view = False  # between epochs, waiting for all workers to view the centre
-        self._leaving = self._told_of_leaving = False
-        self._left_after = math.inf  # the number of epochs of the worker that left first
+        self._leaving, self._leavers = False, EarlyLeavers(server)
         self._stall_detector, self._drop = stall_detector, drop
         self._groups = {lead: (lead, *others) for lead, *others in groups}
         self._dropped: set[int] = set()
@@ -228,7 +226,9 @@ class ServerRank:
     def end_epochs(self) -> None:
         """Call no spare any more: the scripts begin no epoch after this one."""
         self.calls_spares = False
-        self._keep_spares()
+        if self.service is not None:
+            self._keep_spares()
+            self.tell(self.service.places.decide(math.inf))  # or it would wait for the next epoch
 
     def point(self) -> Vector:
         """Return the centre."""
@@ -242,6 +242,7 @@ class ServerRank:
     def stop(self) -> None:
         """Ask each worker to end, in the next reply to it."""
         self._server.stopping = True
+        self.end_epochs()
 
     def look(self, into: Vector) -> None:
         """Copy this rank's version of the centre into `into`."""
@@ -400,13 +401,20 @@ class ServerRank:
         self.wait_until(lambda: self._server.finished)
         self._assemble(for_good=True)
         last()
+        self._end_copies()
+        self._leave()
+        self.wait_until(lambda: self.service is None or not self.service.present)
+        self._endpoint.close()
+
+    def _end_copies(self) -> None:
+        """Let those that may take this rank's place go: nobody needs it any more."""
+        service, rank = self.service, self._server.rank
+        if service is not None and self._copies is not None:  # other servers ask for their last means
+            self.wait_until(lambda: service.present <= {rank, *self._shards[self._server.shard].spares})
         if self._copies is not None:
             self._copies.stop()
             self.wait_until(lambda: self._copies is None or self._copies.idle)
             self._copies.end()
-        self._leave()
-        self.wait_until(lambda: self.service is None or not self.service.present)
-        self._endpoint.close()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
         # Between epochs, a server has ended and assembled as many epochs as the slowest worker.
@@ -628,7 +636,7 @@ class ServerRank:
             perform(self._endpoint, self.service.let_wait(may_wait=may_wait))
 
     def _refuse_nan(self, message: Message) -> None:
-        vector = message.vector if message.kind in _CONTRIBUTIONS else None
+        vector = message.vector if message.kind in CONTRIBUTIONS else None
         if vector is None or vector.size != self._server.rule.center.size:
             return  # the state machine checks these
         if not looks_finite(vector, self._telling):
@@ -643,7 +651,7 @@ class ServerRank:
     def _refuse_absence(self, message: Message) -> None:
         """Raise if a worker makes steps while this server waits for it in a collective: a deadlock."""
         in_mean = self.service is not None and self.service.in_mean
-        if (self._in_view or in_mean) and message.kind in _OF_STEPS and not self._server.stopping:
+        if (self._in_view or in_mean) and message.kind in OF_STEPS and not self._server.stopping:
             peer = self._server.peers.get(message.sender)
             if peer is not None and peer.epochs < self._epochs:
                 return  # this rank was a worker, and ahead of this one
@@ -654,34 +662,9 @@ class ServerRank:
                 )
 
     def _warn_of_leaving(self, message: Message) -> None:
-        """Warn, once, that a worker trains in an epoch for which another rank's loop is over.
-
-        Without epochs nobody can tell: in a loop of its own each rank leaves when it is done.
-        """
-        peers, sender = self._server.peers, message.sender
-        if message.kind is Kind.LEAVE:
-            self._left_after = min(self._left_after, peers[sender].epochs)
-        if message.kind not in _OF_STEPS or self._told_of_leaving or self._server.stopping:
-            return
-        done = peers[sender].epochs
-        if self._leaving and 0 < self._epochs <= done:
-            gone, epochs = self._server.rank, self._epochs
-            found = (
-                "A server gets no batch in its loop: that is not the end of the training, and what it has "
-                "evaluated or saved since is not the trained model"
-            )
-        elif 0 < done >= self._left_after:
-            gone = min(rank for rank, peer in peers.items() if peer.standing is Standing.LEFT)
-            epochs, found = peers[gone].epochs, "It takes no part in what follows"
-        else:
-            return
-        self._told_of_leaving = True
-        if self.service is not None:  # one server tells
-            warn(
-                f"rank {gone} has left the training after epoch {epochs}, but rank {sender} trains in epoch "
-                f"{done + 1}. {found}. Loop over as many epochs on all ranks, or end the training on all of "
-                "them with optimizer.stop()"
-            )
+        """Warn of ranks that leave while others train."""
+        left_after = self._epochs if self._leaving else 0
+        self._leavers.look(message, left_after, tells=self.service is not None)
 
     def _epoch_over(self) -> bool:
         if self.service is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import threading
 import time
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from nnlo_common import PeerLostError
 from nnlo_common.protocol._waiting_requests import Pauses
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _server_rank, _state_copies
+from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training.checkpoint import SavedCheckpoint
 from nnlo_common.training.checkpoint._saving import wait_for_all
 
@@ -267,3 +269,41 @@ def test_an_heir_that_alone_has_not_been_let_out_of_a_pause_goes_on_with_the_oth
     ends, _ = run(job, tmp_path, (1, "send PAUSED", 2 * WORKERS))
     assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] == [1]
     assert all(end.keys() == set(range(EPOCHS)) for rank, end in enumerate(ends) if rank != 1)
+
+
+def test_an_heir_waits_until_the_other_server_needs_nothing_of_the_dead_one(monkeypatch):
+    """Server 0 dies when it leaves, and server 1 has not asked for its last means yet."""
+    finish, left = ServerRank.finish, threading.Event()
+
+    def late(self, last=lambda: None):
+        def at_last():
+            if self.server.rank == 1:
+                left.wait(0.5)  # it does not come
+            last()
+
+        finish(self, at_last)
+
+    monkeypatch.setattr(ServerRank, "finish", late)
+    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
+    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+
+    def program(world):
+        linear = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = nt.Downpour(inner, model=model, world=world, servers=2, heir=True)
+        for _ in range(2):
+            for x in optimizer.epoch([torch.ones(3, 2)] * 2):
+                model(x).sum().backward()
+                optimizer.step()
+        optimizer.close()
+        if world.rank == 2:
+            left.set()
+        return optimizer.role
+
+    with MemoryCluster(2 + WORKERS) as cluster:
+        cluster.fail(0, "send LEAVE", 1)
+        ends = cluster.run(program, 60)
+    assert isinstance(ends[0], InjectedFault)
+    assert ends[1] == "server 1"
