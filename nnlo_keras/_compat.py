@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, repeat
 from typing import Any
@@ -41,6 +42,7 @@ __all__ = [
     "is_spread",
     "kept_by_tensorflow",
     "layers_of",
+    "make_data_again",
     "made_to_be_trained",
     "memory_of_tensor",
     "module_of_back_end",
@@ -53,6 +55,7 @@ __all__ = [
     "sequence_of",
     "set_length",
     "spec_of",
+    "steps_of_dataset",
     "strategy_of",
     "synchronise",
     "taken_state",
@@ -134,6 +137,16 @@ def parts_of_dataset(data: Any) -> list[Any]:
     return [*getattr(data, "__dict__", {}).values()]
 
 
+@_TENSORFLOW.uses("_inputs")
+def steps_of_dataset(data: Any) -> list[Any]:
+    """Return the steps of a `tf.data` pipeline: this one, and all that it is made of."""
+    found, open_ends = [], [data]
+    while open_ends:
+        found.append(step := open_ends.pop())
+        open_ends += step._inputs()
+    return found
+
+
 def sequence_of(data: Any) -> Any:
     """Return the `PyDataset` behind `fit`'s epoch iterator; None if the data is something else."""
     return getattr(getattr(data, "data_adapter", None), "py_dataset", None)
@@ -156,6 +169,26 @@ def set_length(data: Any, batches: int) -> None:
 def end_epoch(data: Any) -> None:
     """End the current epoch of `fit`."""
     set_length(data, data._steps_seen)
+
+
+@_KERAS.uses("_interrupted_warning")
+def make_data_again(data: Any, change: Callable[[Any], Any]) -> None:
+    """Make `fit`'s epoch iterator again from the samples that `fit` was given, each argument changed.
+
+    The length of an epoch may be unknown, and of such data Keras warns that it ends.
+    """
+    _ = data._interrupted_warning  # raises if Keras has dropped it
+    given = arguments_of_fit()
+    samples = {name: change(given[name]) for name in ("x", "y", "sample_weight")}
+    others = {name: given[name] for name in ("batch_size", "steps_per_epoch", "shuffle", "class_weight")}
+    if hasattr(data, "_distribute_strategy"):  # on TensorFlow
+        others["distribute_strategy"] = data._distribute_strategy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all has been said when `fit` made it
+        made = type(data)(**samples, **others, steps_per_execution=data.steps_per_execution)
+    vars(data).update(vars(made))
+    if made.num_batches is None:
+        data._interrupted_warning = lambda: None
 
 
 # What Keras numbers the batches of an execution with: the first and the last; before 3.11 the first alone.

@@ -12,7 +12,17 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError, PeerLostError, TrainingReport
-from nnlo_common.plugin import Algorithm, RankWorld, Session, Trained, launched, say, speaks
+from nnlo_common.plugin import (
+    Algorithm,
+    RankWorld,
+    Session,
+    Trained,
+    has_center,
+    launched,
+    say,
+    speaks,
+    warn,
+)
 from nnlo_keras._callback_lists import (
     bring_back,
     drop_center_callbacks,
@@ -24,6 +34,7 @@ from nnlo_keras._callback_lists import (
 )
 from nnlo_keras._callbacks._rank_callback import RankCallback
 from nnlo_keras._compat import (
+    arguments_of_fit,
     batch_size_of_fit,
     begin_with,
     callbacks_of_fit,
@@ -32,6 +43,7 @@ from nnlo_keras._compat import (
     ending_epoch,
     first_epoch,
     is_spread,
+    make_data_again,
     strategy_of,
     synchronise,
     unvalidated,
@@ -43,7 +55,7 @@ from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in
 from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, build, wrappers_in
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
-from nnlo_keras._shard import warn_of_data
+from nnlo_keras._shard import another_share, can_be_another_share, warn_of_data
 from nnlo_keras._snapshot import Decisions, until
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
 from nnlo_keras._wrapper import StepMode, Wrapper
@@ -98,7 +110,9 @@ class Distribute(keras.callbacks.Callback):
         self._restore: list[Callable[[], object]] = []
         self._epochs_left = range(0)
         self._epoch, self._in_epoch, self._ends = 0, False, False
+        self._may_train = False  # this rank, a spare
         self._turned: Callable[[Any], object] | None = None  # lets a worker serve from now on
+        self._stays: _Stays | None = None  # of a spare that may train
         self._dropped = list[Any]()  # callbacks that come back if this rank takes over
         self._container: Any = None  # the list of `fit`
         self._order = list[Any]()  # all callbacks, those too
@@ -220,8 +234,8 @@ class Distribute(keras.callbacks.Callback):
         container = self._container = callbacks_of_fit()
         callbacks = [] if container is None else container.callbacks
         self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
-        self._feed, self._epochs_left = SequenceFeed.of_fit(), range(0)
-        self._epoch, self._in_epoch, self._ends, self._turned = 0, False, False, None
+        self._feed, self._epochs_left, self._may_train = SequenceFeed.of_fit(), range(0), False
+        self._epoch, self._in_epoch, self._ends, self._turned, self._stays = 0, False, False, None, None
         if world is None or world.size == 1:
             self._prepare("alone")
         elif container is None:
@@ -237,6 +251,8 @@ class Distribute(keras.callbacks.Callback):
         """Begin an epoch."""
         self._epoch, self._epochs_left = epoch, range(epoch + 1, self.params.get("epochs") or 0)
         self._in_epoch = True
+        if self._stays is not None:
+            self._look_for_place(self._stays)
         if self._served is not None:
             self._served.begin_epoch(epoch, last=not self._epochs_left)
         elif self._exchanges is not None:
@@ -326,15 +342,36 @@ class Distribute(keras.callbacks.Callback):
         team, weights = self._join(world, wrappers)
         rates = Rates(self.model, team)
         serve = partial(self._serve, team, weights, wrappers, rates)
-        if team.serves:
-            serve(container)
+        if not team.serves:
+            self._turned = serve
+            self._train(team, weights, wrappers, rates, container, undisturbed=calm)
             return
-        self._turned = serve
-        local = wrappers[0].mode is StepMode.LOCAL
-        sizes = BatchSizes.of(self.model, steps_matter=local)
+        others, self._restore = self._restore, []
+        serve(container)
+        if self._may_train:
+            self._restore.append(without_data(data_of_fit(), inside=False))
+            train = partial(self._train, team, weights, wrappers, Rates(self.model, team), container)
+            self._stays = _Stays(partial(train, undisturbed=calm), self._restore)
+            self._restore = [self._stays.end]
+        self._restore = [*others, *self._restore]
+
+    def _train(
+        self,
+        team: Session,
+        weights: Weights,
+        wrappers: Sequence[Wrapper],
+        rates: Rates,
+        container: Any,
+        *,
+        undisturbed: bool,
+    ) -> None:
+        """Let the epochs of `fit` train from now on."""
+        for wrapper in wrappers:
+            wrapper.mode = _mode_of_training(wrapper)
+        sizes = BatchSizes.of(self.model, steps_matter=wrappers[0].mode is StepMode.LOCAL)
         self._served = None
         if team.member.group is None:
-            self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=calm)
+            self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=undisturbed)
         else:
             grouped = GroupExchanges(team, weights, wrappers, rates, sizes=sizes, model=self.model)
             self._exchanges = grouped
@@ -347,6 +384,22 @@ class Distribute(keras.callbacks.Callback):
         if self._feed is not None:
             self._restore += self._feed.lease(self.model, team)
         self._restore += self._deal(team)
+
+    def _look_for_place(self, stays: _Stays) -> None:
+        """Train from this epoch on if this rank, a spare, is called to a dead worker's place."""
+        team = self._team
+        assert team is not None  # this rank takes part
+        if not team.take_place():
+            return
+        self._stays = None
+        stays.end()
+        self._restore.remove(stays.end)
+        if self._feed is not None:
+            self._feed.train(*team.share)
+        own = another_share if self._feed is None else lambda data, *_: data
+        make_data_again(data_of_fit(), lambda data: own(data, *team.share))
+        self.model.make_train_function()
+        stays.train()
 
     def _serve(
         self, team: Session, weights: Weights, wrappers: Sequence[Wrapper], rates: Rates, container: Any
@@ -469,10 +522,8 @@ class Distribute(keras.callbacks.Callback):
         self.role = team.role
         team.when_taking_over(self._take_over)
         warn_of_saves(self.model, team)
-        training = StepMode.KEEP if grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE
-        mode = StepMode.SERVE if team.serves else training
         for wrapper in wrappers:
-            wrapper.mode = mode
+            wrapper.mode = StepMode.SERVE if team.serves else _mode_of_training(wrapper)
         for one in self._rank_callbacks:
             one.before_part(self)
         self._refuse_to_wait_at_start(first.algorithm)
@@ -480,6 +531,7 @@ class Distribute(keras.callbacks.Callback):
         self._agree_on_first_epoch(team)
         warn_of_data(team)
         self._batches = batches_of_all(team, self.params, self._feed)
+        self._agree_on_spares(team, first)
         team.start()
         return team, weights
 
@@ -514,6 +566,8 @@ class Distribute(keras.callbacks.Callback):
             undo()
             self._restore.remove(undo)
         self._validate_again = []
+        if not (team.serves or self.speaks):
+            return  # it trains in the place of a dead worker
         if team.has_turned and self._turned is not None:
             self._turned(container)
         back, self._dropped = self._dropped, []
@@ -546,6 +600,24 @@ class Distribute(keras.callbacks.Callback):
                 0, "the server has died before it had told which epoch its backup goes on with"
             )
 
+    def _agree_on_spares(self, team: Session, wrapper: Wrapper) -> None:
+        """Let spares train in the places of dead workers where all of them can; say where they cannot."""
+        if wrapper.ranks.spares < 2 or wrapper.ranks.servers > 1:
+            return  # the first stays for the server
+        spare = has_center(team.role) and not speaks(team.role)
+        given = arguments_of_fit()
+        shared = all(can_be_another_share(given.get(name)) for name in ("x", "y", "sample_weight"))
+        mine = float(self._feed is not None or shared)
+        able = team.agree({"able": mine}, weight=float(spare))["able"] == 1
+        team.let_spares_train(may=able)
+        self._may_train = able and spare
+        if not able and speaks(team.role):
+            warn(
+                f"spares={wrapper.ranks.spares}, but fit() was given data whose shares only you know, so "
+                "spares do not take the places of dead workers; give it nnlo_keras.shard(..., "
+                f"spares={wrapper.ranks.spares}), without a cache behind it, or nnlo_keras.Batches"
+            )
+
     def _pass_epochs(self, team: Session) -> None:
         """Take part in the remaining epochs after an early stop, as far as other ranks wait for this one."""
         if not team.member.servers:
@@ -563,9 +635,35 @@ class Distribute(keras.callbacks.Callback):
     def _release(self, team: Session) -> None:
         self._report, self._team, self._feed = team.report(), None, None
         self._exchanges = self._served = self._statistics = self._turned = self._container = None
+        self._stays = None
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
+
+
+class _Stays:
+    """What lets a spare's `fit` go on as a spare's, until it is called to a dead worker's place.
+
+    Attributes:
+        train: lets it train.
+
+    Args:
+        train: see above.
+        undo: undo what lets it serve.
+    """
+
+    def __init__(self, train: Callable[[], object], undo: Sequence[Callable[[], object]]) -> None:
+        self.train, self._undo = train, undo
+
+    def end(self) -> None:
+        """End it."""
+        for undo in reversed(self._undo):
+            undo()
+
+
+def _mode_of_training(wrapper: Wrapper) -> StepMode:
+    local = wrapper.algorithm.optimizer_runs == "worker"
+    return StepMode.KEEP if wrapper.ranks.grouped else StepMode.LOCAL if local else StepMode.ACCUMULATE
 
 
 def _lacking(team: Session, data: Any) -> int:

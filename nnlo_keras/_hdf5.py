@@ -203,6 +203,13 @@ class Batches(keras.utils.PyDataset):
             ),
         )
 
+    def train(self, worker: int, workers: int) -> None:
+        """Have a worker's share: this rank was a spare, and trains from now on."""
+        self.leased = self.dynamic
+        self._batches.take_share(worker, workers)
+        self._part = list(self._batches.part)
+        self._like = self._batches.like() if self.leased else None
+
     def serve(self) -> None:
         """Have one sample, as on a server: this rank was a worker, and serves from now on."""
         self.leased = self.fed = False

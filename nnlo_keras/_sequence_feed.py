@@ -82,6 +82,10 @@ class SequenceFeed:
 
         return [undo]
 
+    def train(self, worker: int, workers: int) -> None:
+        """Have a worker's share: this rank was a spare, and trains from now on."""
+        self._data.train(worker, workers)
+
     def take_passes(self, over: Callable[[], bool]) -> None:
         """Lease pass after pass until an epoch is over."""
         self._over = over

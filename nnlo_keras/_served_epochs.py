@@ -218,7 +218,7 @@ class ServedEpochs:
                 self.inside = False
                 self._team.end_epoch()
             else:
-                self._team.begin_epoch()
+                self._team.begin_epoch(takes_place=False)  # a spare has asked for one when the epoch began
             if self._last:
                 self._team.last_round()
             if self._bar is not None:

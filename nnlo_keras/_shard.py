@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import keras
 
@@ -26,10 +27,10 @@ from nnlo_common.plugin import (
     speaks,
     warn,
 )
-from nnlo_keras._compat import arguments_of_fit, parts_of_dataset
+from nnlo_keras._compat import arguments_of_fit, parts_of_dataset, steps_of_dataset
 from nnlo_keras._hdf5 import Batches
 
-__all__ = ["VALIDATE", "described_data", "shard", "warn_of_data"]
+__all__ = ["VALIDATE", "another_share", "can_be_another_share", "described_data", "shard", "warn_of_data"]
 
 # -- data that a script gives to `fit`: warnings if all workers have the same, or every rank splits it.
 
@@ -95,8 +96,9 @@ def shard(
     a batch less than the others repeats one, which has no weight; of a `tf.data.Dataset` whose end is unknown
     up to k - 1 items are left out instead.
 
-    A server gets only the first item, from which its `fit` learns shapes and types. In a process alone the
-    data is returned unchanged.
+    A server gets only the first item, from which its `fit` learns shapes and types. So does a spare, whose
+    `fit` goes on with the share of a dead worker once it takes that one's place. In a process alone the data
+    is returned unchanged.
 
     Args:
         data: arrays of equal length, lists or dictionaries of them, or one data set.
@@ -109,40 +111,68 @@ def shard(
     """
     world = world or launched()
     if world is not None and world.size > 1:
-        part = _Part.of(world, checked_roles("shard()", roles))
+        part: _Part | None = _Part.of(world, checked_roles("shard()", roles))
+        assert part is not None
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
         shared = tuple(_part(one, part) for one in data)
     else:
-        shared = data
+        part, shared = None, data
     for whole, own in zip(data, shared, strict=True):
-        _note(whole, own)
+        _note(whole, own, part)
     return shared[0] if len(shared) == 1 else shared
 
 
-# The number of all samples, by the id of a share of them; an id is used again once its object is gone.
-_sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
+class _Share(NamedTuple):
+    """What is known of a share.
+
+    Attributes:
+        reference: the share.
+        samples: how many the whole has; None: that is unknown, or it has batches.
+        again: on a spare: takes the share, and returns another one of the whole: the same object if that can
+            change. It must not hold the share.
+    """
+
+    reference: weakref.ref[Any]
+    samples: int | None
+    again: Callable[[Any, _Part], Any] | None
 
 
-def _note(whole: Any, own: Any) -> None:
-    """Remember how many samples a share is of, where it has samples and not batches."""
+# By the id of a share, which is used again once its object is gone.
+_shares: dict[int, _Share] = {}
+
+
+def _note(whole: Any, own: Any, part: _Part | None) -> None:
+    """Remember what a share is of."""
     if _is_structure(whole):
         for one, share_of_it in zip(keras.tree.flatten(whole), keras.tree.flatten(own), strict=True):
-            _note(one, share_of_it)
-    elif _is_array(whole) or (_is_torch(whole, "Dataset") and hasattr(whole, "__len__")):
-        size, key = _length(whole), id(own)
-        with suppress(TypeError):  # it takes no weak reference
-            _sizes[key] = weakref.ref(own, lambda _: _sizes.pop(key, None)), size
+            _note(one, share_of_it, part)
+        return
+    sampled = _is_array(whole) or (_is_torch(whole, "Dataset") and hasattr(whole, "__len__"))
+    again = _taking_again(whole) if part is not None and part.spare else None
+    if sampled or again is not None:
+        _remember(own, _length(whole) if sampled else None, again)
+
+
+def _remember(own: Any, samples: int | None, again: Callable[[Any, _Part], Any] | None) -> None:
+    key = id(own)
+    with suppress(TypeError):  # it takes no weak reference
+        _shares[key] = _Share(weakref.ref(own, lambda _: _shares.pop(key, None)), samples, again)
+
+
+def _known(own: Any) -> _Share | None:
+    found = _shares.get(id(own))
+    return found if found is not None and found.reference() is own else None
 
 
 def described_data() -> dict[str, Any]:
     """Return what a checkpoint compares of the data of the running `fit`; empty if it is not of `shard`."""
     given = arguments_of_fit().get("x")
     for one in keras.tree.flatten(getattr(given, "dataset", given)):
-        reference, size = _sizes.get(id(one), (None, 0))
-        if reference is not None and reference() is one:
-            return {"samples": size}
+        found = _known(one)
+        if found is not None and found.samples is not None:
+            return {"samples": found.samples}
     return {}
 
 
@@ -177,12 +207,14 @@ class _Part:
         ranks: their number.
         group_size: how many of them are one worker.
         serves: whether the rank serves instead.
+        spare: whether it may train in the place of a dead worker later.
     """
 
     index: int
     ranks: int
     group_size: int
     serves: bool
+    spare: bool = False
 
     @classmethod
     def of(cls, world: RankWorld, roles: Roles) -> _Part:
@@ -191,7 +223,7 @@ class _Part:
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
         ranks, size = sum(map(len, cell.groups)), len(cell.groups[0])
         if assignment.worker is None:
-            return cls(0, ranks, size, serves=True)
+            return cls(0, ranks, size, serves=True, spare=assignment.spare is not None)
         # As the core's `Member.share`: the ranks of a group come as far apart as they can.
         return cls(assignment.worker + ranks // size * (assignment.member or 0), ranks, size, serves=False)
 
@@ -234,8 +266,8 @@ def _part(data: Any, part: _Part) -> Any:
         if data.num_batches is not None:
             _check_enough(data.num_batches, part.ranks, "batches")
         return _EveryNth(data, part)
-    if type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard"):
-        return data.take(1) if part.serves else _elements(data, part)
+    if _is_tensorflow(data):
+        return _SpareElements().of(data) if part.spare else _elements(data, part)
     if _is_torch(data, "DataLoader"):
         raise ConfigurationError(
             "shard() cannot divide a DataLoader, whose sampler is fixed; divide the data set that it loads: "
@@ -255,6 +287,11 @@ def _part(data: Any, part: _Part) -> Any:
     )
 
 
+def _is_tensorflow(data: Any) -> bool:
+    """Return whether an object is a `tf.data.Dataset`; TensorFlow need not be installed."""
+    return type(data).__module__.startswith("tensorflow.") and hasattr(data, "shard")
+
+
 def _is_torch(data: Any, name: str) -> bool:
     """Return whether an object is of this class of torch.utils.data; torch need not be installed."""
     module = sys.modules.get("torch.utils.data")
@@ -263,6 +300,8 @@ def _is_torch(data: Any, name: str) -> bool:
 
 def _elements(data: Any, part: _Part) -> Any:
     """Return this rank's elements of a `tf.data.Dataset`."""
+    if part.serves:
+        return data.take(1)
     if part.group_size == 1:
         return data.shard(part.ranks, part.index)
     size = int(data.cardinality())
@@ -286,6 +325,11 @@ class _EveryNth(keras.utils.PyDataset):
         )
         self._data, self._part = data, part
 
+    def take(self, part: _Part) -> _EveryNth:
+        """Be another share from now on."""
+        self._part = part
+        return self
+
     def __len__(self) -> int:
         total = self._data.num_batches
         if total is None:
@@ -302,3 +346,89 @@ class _EveryNth(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         self._data.on_epoch_end()
+
+
+# -- spares: `fit` begins with one sample, and may go on with the share of a dead worker ----------------
+
+# Steps of a `tf.data` pipeline that go on with what they have had before.
+_KEEPING = ("Cache", "Snapshot")
+
+
+def can_be_another_share(data: Any) -> bool:
+    """Return whether `another_share` knows what an argument of `fit` is a share of."""
+    if data is None:
+        return True
+    if _is_tensorflow(data):
+        steps = steps_of_dataset(data)
+        kept = any(type(one).__name__.lstrip("_").startswith(_KEEPING) for one in steps)
+        return not kept and any(map(_known, steps))
+    if _is_torch(data, "DataLoader"):  # workers that live on have their own copies of it
+        return not data.persistent_workers and can_be_another_share(data.dataset)
+    found = [_known(one) for one in keras.tree.flatten(data) if one is not None]
+    return bool(found) and all(one is not None and one.again is not None for one in found)
+
+
+def another_share(data: Any, worker: int, workers: int) -> Any:
+    """Return the share of a worker in place of a spare's, for an argument of `fit`."""
+    part = _Part(worker, workers, 1, serves=False)
+
+    def again(own: Any) -> Any:
+        found = _known(own)
+        return own if found is None or found.again is None else found.again(own, part)
+
+    if data is None:
+        return None
+    if _is_tensorflow(data):
+        for one in steps_of_dataset(data):
+            again(one)
+        return data
+    if _is_torch(data, "DataLoader"):
+        again(data.dataset)
+        return data
+    return keras.tree.map_structure(again, data)
+
+
+def _taking_again(whole: Any) -> Callable[[Any, _Part], Any] | None:
+    """Return what takes another part of data in place of a spare's; None: that cannot be, or is known."""
+    if _is_array(whole):
+        return lambda _, part: _part(whole, part)
+    if isinstance(whole, keras.utils.PyDataset):
+        return _EveryNth.take
+    return _take_indices if _is_torch(whole, "Dataset") else None
+
+
+def _take_indices(own: Any, part: _Part) -> Any:
+    own.indices = part.positions(len(own.dataset))
+    return own
+
+
+class _SpareElements:
+    """The elements of a `tf.data.Dataset` on a spare: the first, and perhaps those of a worker later.
+
+    A user's pipeline of shuffles and batches goes on from them, so they change by themselves.
+    """
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        with tf.device("CPU"):
+            self._index, self._step, self._end = (
+                tf.Variable(number, trainable=False, dtype=tf.int64) for number in (0, 1, 1)
+            )
+
+    def of(self, data: Any) -> Any:
+        """Return the elements."""
+        own = (
+            data.enumerate()
+            .take_while(lambda index, _: index < self._end)
+            .filter(lambda index, _: index % self._step == self._index)
+            .map(lambda _, element: element)
+        )
+        _remember(own, None, self._take)
+        return own
+
+    def _take(self, own: Any, part: _Part) -> Any:
+        self._index.assign(part.index)
+        self._step.assign(part.ranks)
+        self._end.assign(self._end.dtype.max)
+        return own

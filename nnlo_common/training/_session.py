@@ -252,12 +252,18 @@ class Session:
         for call, every_s in self._watched:
             serving.watch(call, every_s)
 
-    def _take_place(self) -> None:
-        """Train from now on in the place of a dead worker, if this rank is a spare that the server calls."""
+    def take_place(self) -> bool:
+        """Train from now on in the place of a dead worker, if this rank is a spare that the server calls.
+
+        `begin_epoch` does so, too; a script that must know before calls this one instead, between two epochs.
+
+        Returns:
+            Whether it does.
+        """
         spare = self._part
         trains = spare.take_place() if isinstance(spare, SpareRank) else None
         if trains is None:
-            return
+            return False
         self._part = self._collectives.part = self._worker = trains
         self.serving, self._parameters = None, self._own_parameters
         self.member = replace(self.member, part=trains, server=None, worker=trains.index)
@@ -267,6 +273,7 @@ class Session:
         self._show()
         for call in spare.on_taking_over if isinstance(spare, SpareRank) else ():
             call()
+        return True
 
     @property
     def worker(self) -> WorkerRank | GroupTrainer:
@@ -342,13 +349,17 @@ class Session:
             self._part.start()
             self._show()
 
-    def begin_epoch(self) -> None:
-        """Begin an epoch; on a server, serve it to its end."""
+    def begin_epoch(self, *, takes_place: bool = True) -> None:
+        """Begin an epoch; on a server, serve it to its end.
+
+        Args:
+            takes_place: a spare may begin to train; else `take_place` has been called before.
+        """
         self.start()
         self.end_epoch()
         self.has_turned = False
-        if self.serves:
-            self._take_place()
+        if self.serves and takes_place:
+            self.take_place()
         if self._serves_by_now():
             self._serve_epoch()
             return

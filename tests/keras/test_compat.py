@@ -127,6 +127,16 @@ def test_an_epoch_goes_on_without_data_when_it_is_told_to():
     assert (len(counted), len(trained)) == (5, 3), f"{CHANGED}: fit makes no use of _epoch_iterator"
 
 
+def test_the_data_of_fit_is_made_again_from_other_samples():
+    counted = []
+
+    def halve(model):
+        _compat.make_data_again(_compat.data_of_fit(), lambda one: None if one is None else one[:4])
+
+    fitted(epoch_begin=halve, batch_end=lambda model: counted.append(1))
+    assert len(counted) == 2, f"{CHANGED}: fit makes its data of something else"
+
+
 def test_fit_is_validated_as_it_does_by_itself():
     model, held = model_of_two(), (np.ones((5, 2), "f4"), np.zeros((5, 1), "f4"))
     found = []
@@ -293,6 +303,7 @@ class Bare:
         (lambda bare: _compat.set_length(bare, 1), "_num_batches"),
         (_compat.end_epoch, "_steps_seen"),
         (lambda bare: _compat.without_data(bare, inside=True), "_enumerate_iterator"),
+        (lambda bare: _compat.make_data_again(bare, id), "_interrupted_warning"),
         (_compat.first_epoch, "_initial_epoch"),
         (lambda bare: _compat.begin_with(bare, 1), "_initial_epoch"),
         (_compat.layers_of, "_flatten_layers"),
@@ -348,6 +359,15 @@ def test_batches_of_tensorflow_say_what_they_look_like():
     seen, _ = fitted(train_begin=lambda model: _compat.spec_of(_compat.data_of_fit()))
     x, y = seen["train_begin"]
     assert (x.shape[-1], y.shape[-1]) == (2, 1), f"{CHANGED}: element_spec of _distributed_dataset is else"
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="there are data sets of TensorFlow on TensorFlow only")
+def test_the_steps_of_a_pipeline_are_known_to_its_begin():
+    import tensorflow as tf
+
+    first, second = (tf.data.Dataset.range(number) for number in (3, 4))
+    steps = _compat.steps_of_dataset(tf.data.Dataset.zip((first.map(abs), second)).batch(2).prefetch(1))
+    assert {id(first), id(second)} < set(map(id, steps)), f"TensorFlow {tf.__version__} has changed: _inputs"
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tensors of TensorFlow are there on TensorFlow only")
