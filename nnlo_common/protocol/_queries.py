@@ -507,8 +507,11 @@ class Notes:
             means[name] = sum(note.weight * note.values[name] for note in having) / total
         return [(rank, MeanAnswer(means=means, weight=sum(note.weight for note in notes)))]
 
-    def gone(self, rank: int, *, lost: bool) -> Answers:  # noqa: ARG002 - a handler's
-        """Keep the worker's notes."""
+    def gone(self, rank: int, *, lost: bool) -> Answers:
+        """Keep the worker's notes; one that has died counts with no epoch after its last."""
+        if lost and (known := self._notes.get(rank)):
+            after = max(known) + 1
+            known[after] = NoteQuery(epoch=after, values={}, weight=0)
         return []
 
     def state(self) -> State:

@@ -61,7 +61,7 @@ class Seen(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.totals.append(np.array(keras.ops.convert_to_numpy(self.count.times)))
-        self.logs.append(set(logs or ()))
+        self.logs.append(dict(logs or {}))
 
     @property
     def epochs(self):
@@ -190,6 +190,10 @@ def test_from_the_next_epoch_on_a_spare_has_the_dead_workers_share(source):
     # Only the rank with the centre validates, and a spare until it trains.
     assert ["val_loss" in logs for logs in seen.logs] == [True, *[False] * (EPOCHS - 1)]
     assert any("takes the place of worker 1" in line for line in ranks[0][3].lost)
+    if source is arrays:  # the loss of the centre's rank is the mean of those that train
+        for epoch in range(1, EPOCHS):
+            losses = [one.logs[epoch]["loss"] for role, one, *_ in living(ranks) if role.startswith("worker")]
+            assert ranks[0][1].logs[epoch]["loss"] == pytest.approx(np.average(losses, weights=[4, 4, 4]))
 
 
 @pytest.mark.parametrize("source", [arrays, leases])

@@ -914,6 +914,22 @@ def test_the_last_note_of_a_worker_that_has_stopped_counts() -> None:
         assert noted(notes, 0, epoch) == {"loss": (epoch + 3.0) / 2}
 
 
+def test_a_worker_that_has_died_counts_with_no_epoch_after_its_last() -> None:
+    notes = Notes()
+    noted(notes, 1, 0, loss=1.0)
+    noted(notes, 2, 0, loss=3.0)
+    notes.gone(2, lost=True)
+    notes.gone(3, lost=True)  # it had noted nothing
+    assert noted(notes, 0, 0) == {"loss": 2.0}
+    heir = Notes()
+    heir.load(notes.state())
+    for one in (notes, heir):
+        noted(one, 1, 1, loss=5.0)
+        assert noted(one, 0, 1) == {"loss": 5.0}
+        noted(one, 2, 1, loss=7.0)  # resumed, it is there again
+        assert noted(one, 0, 1) == {"loss": 6.0}
+
+
 def test_notes_that_nobody_asks_for_any_more_are_forgotten() -> None:
     notes = Notes()
     for epoch in range(100):

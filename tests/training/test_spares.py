@@ -28,7 +28,7 @@ from nnlo_common.cluster._topology import Topology
 from nnlo_common.protocol import Kind, Received, Standing
 from nnlo_common.protocol._query_messages import LastRoundQuery, MeanQuery
 from nnlo_common.testing import InjectedFault, MemoryCluster
-from nnlo_common.training import _joining, _server_rank, _spare_rank, _state_copies
+from nnlo_common.training import _joining, _spare_rank, _state_copies
 from nnlo_common.training._heir_rank import HeirRank
 from nnlo_common.training._state_copies import PIECE, ReceivedCopies, StateCopies
 
@@ -620,41 +620,6 @@ def test_an_heir_begins_with_the_bits_and_the_commits_of_the_copy(name, occurren
     results, _ = train_with_heir(name, [(0, "receive EXCHANGE", occurrence)])
     assert results[1][0] == "server 0"
     assert seen == [(True, True, Standing.LOST)]
-
-
-@pytest.mark.usefixtures("_copies_at_once")
-def test_a_rank_leaves_though_the_one_that_would_answer_its_goodbye_has_left_and_serves_nobody(monkeypatch):
-    finish, is_over = _spare_rank.SpareRank.finish, _spare_rank.SpareRank._is_over
-    serve_to_the_end, tell_the_end = _server_rank.ServerRank.finish, StateCopies.end
-    has_all, left = threading.Event(), threading.Event()
-
-    def noted(self, last=lambda: None):
-        finish(self, last)
-        if self.server.rank == 2:
-            left.set()
-
-    def needs_nothing(self):
-        if self.server.rank == 2:
-            has_all.set()
-        return is_over(self)
-
-    def waits(self, last=lambda: None):
-        late = self.server.rank == 1
-        serve_to_the_end(self, (lambda: left.wait(TIMEOUT_S) and last()) if late else last)
-
-    def waits_before_the_end(self):
-        assert self._rank or has_all.wait(TIMEOUT_S)
-        tell_the_end(self)
-
-    monkeypatch.setattr(_spare_rank.SpareRank, "finish", noted)
-    monkeypatch.setattr(_spare_rank.SpareRank, "_is_over", needs_nothing)
-    monkeypatch.setattr(_server_rank.ServerRank, "finish", waits)
-    monkeypatch.setattr(StateCopies, "end", waits_before_the_end)
-    # Server 0 needs nothing more, as all others: its heir, rank 2, leaves. Then rank 3, the other heir.
-    results, told = train_with_heir("downpour", [(0, "send LEAVE", 1)], servers=2, workers=4)
-    assert isinstance(results[0], Exception)
-    assert [role for role, *_ in results[1:]] == ["server 1", *(f"worker {index}" for index in range(4))]
-    assert told == []
 
 
 @pytest.mark.usefixtures("_copies_at_once")
