@@ -138,12 +138,12 @@ def parts_of_dataset(data: Any) -> list[Any]:
 
 
 @_TENSORFLOW.uses("_inputs")
-def steps_of_dataset(data: Any) -> list[Any]:
-    """Return the steps of a `tf.data` pipeline: this one, and all that it is made of."""
+def steps_of_dataset(data: Any, begins: Callable[[Any], object]) -> list[Any]:
+    """Return the steps of a `tf.data` pipeline: this one, and all before it to those where it `begins`."""
     found, open_ends = [], [data]
     while open_ends:
         found.append(step := open_ends.pop())
-        open_ends += step._inputs()
+        open_ends += [] if begins(step) else step._inputs()
     return found
 
 

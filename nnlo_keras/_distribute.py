@@ -348,8 +348,9 @@ class Distribute(keras.callbacks.Callback):
             return
         others, self._restore = self._restore, []
         serve(container)
+        if has_center(team.role) and not speaks(team.role) and (data := data_of_fit()) is not None:
+            self._restore.append(without_data(data, inside=False))  # of a spare nobody may know when it ends
         if self._may_train:
-            self._restore.append(without_data(data_of_fit(), inside=False))
             train = partial(self._train, team, weights, wrappers, Rates(self.model, team), container)
             self._stays = _Stays(partial(train, undisturbed=calm), self._restore)
             self._restore = [self._stays.end]

@@ -109,16 +109,14 @@ def shard(
         >>> shard([1, 2, 3])
         [1, 2, 3]
     """
-    world = world or launched()
+    world, shared = world or launched(), data
+    part = None
     if world is not None and world.size > 1:
-        part: _Part | None = _Part.of(world, checked_roles("shard()", roles))
-        assert part is not None
+        part = _Part.of(world, checked_roles("shard()", roles))
         if part.serves:  # Keras cannot split its one sample, and says so before it calls any callback
             explain("validation_split", f"a server has one sample of shard(), to show its shape; {VALIDATE}")
         _check_lengths(data)
         shared = tuple(_part(one, part) for one in data)
-    else:
-        part, shared = None, data
     for whole, own in zip(data, shared, strict=True):
         _note(whole, own, part)
     return shared[0] if len(shared) == 1 else shared
@@ -223,7 +221,8 @@ class _Part:
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
         ranks, size = sum(map(len, cell.groups)), len(cell.groups[0])
         if assignment.worker is None:
-            return cls(0, ranks, size, serves=True, spare=assignment.spare is not None)
+            trains = assignment.spare is not None and len(cell.spares) > 1 == len(cell.servers)
+            return cls(0, ranks, size, serves=True, spare=trains)
         # As the core's `Member.share`: the ranks of a group come as far apart as they can.
         return cls(assignment.worker + ranks // size * (assignment.member or 0), ranks, size, serves=False)
 
@@ -359,7 +358,7 @@ def can_be_another_share(data: Any) -> bool:
     if data is None:
         return True
     if _is_tensorflow(data):
-        steps = steps_of_dataset(data)
+        steps = steps_of_dataset(data, _known)
         kept = any(type(one).__name__.lstrip("_").startswith(_KEEPING) for one in steps)
         return not kept and any(map(_known, steps))
     if _is_torch(data, "DataLoader"):  # workers that live on have their own copies of it
@@ -379,7 +378,7 @@ def another_share(data: Any, worker: int, workers: int) -> Any:
     if data is None:
         return None
     if _is_tensorflow(data):
-        for one in steps_of_dataset(data):
+        for one in steps_of_dataset(data, _known):
             again(one)
         return data
     if _is_torch(data, "DataLoader"):

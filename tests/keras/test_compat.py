@@ -366,8 +366,12 @@ def test_the_steps_of_a_pipeline_are_known_to_its_begin():
     import tensorflow as tf
 
     first, second = (tf.data.Dataset.range(number) for number in (3, 4))
-    steps = _compat.steps_of_dataset(tf.data.Dataset.zip((first.map(abs), second)).batch(2).prefetch(1))
-    assert {id(first), id(second)} < set(map(id, steps)), f"TensorFlow {tf.__version__} has changed: _inputs"
+    middle = first.map(abs)
+    made = tf.data.Dataset.zip((middle, second)).batch(2).prefetch(1)
+    steps = set(map(id, _compat.steps_of_dataset(made, lambda step: False)))
+    assert {id(first), id(second)} < steps, f"TensorFlow {tf.__version__} has changed: _inputs"
+    steps = set(map(id, _compat.steps_of_dataset(made, lambda step: step is middle)))
+    assert {id(first), id(second), id(middle)} & steps == {id(second), id(middle)}
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tensors of TensorFlow are there on TensorFlow only")

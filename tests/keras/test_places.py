@@ -122,6 +122,13 @@ def pipeline(world):
     return {"x": data, "shuffle": False}
 
 
+def cached(world):
+    import tensorflow as tf
+
+    data = nk.shard(tf.data.Dataset.from_tensor_slices((X, Y)).cache(), world=world, **RANKS)
+    return {"x": data.cache().batch(BATCH), "shuffle": False}
+
+
 SOURCES = [arrays, structures, loader, batches_of_a_sequence, files, leases]
 if keras.backend.backend() == "tensorflow":
     SOURCES.append(pipeline)
@@ -257,11 +264,13 @@ def test_a_spare_joins_after_the_save_between_two_epochs_and_all_resume(monkeypa
     assert (whole[whole > 0] >= EPOCHS).all()
 
 
-def test_where_the_shares_are_only_the_users_spares_stay_spares_and_it_is_said():
-    def own(world):
-        mine = slice(max(world.rank - 1, 0) % WORKERS, None, WORKERS)
-        return {"x": X[mine], "y": Y[mine], "batch_size": BATCH}
+def own(world):
+    mine = slice(max(world.rank - 1, 0) % WORKERS, None, WORKERS)
+    return {"x": X[mine], "y": Y[mine], "batch_size": BATCH}
 
+
+@pytest.mark.parametrize("own", [own, *([cached] if keras.backend.backend() == "tensorflow" else [])])
+def test_where_the_shares_are_only_the_users_spares_stay_spares_and_it_is_said(own):
     with pytest.warns(RuntimeWarning, match=r"spares=2, but fit\(\) was given data") as told:
         ranks = on_ranks(trained(own), (DIES, "send EPOCH", 1))
     assert len([one for one in told if "spares=2" in str(one.message)]) == 1
