@@ -261,11 +261,11 @@ class Distribute(keras.callbacks.Callback):
             self._feed.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
-        """Record the weights before the batch, if the algorithm needs them."""
+        """Take the batch, and record the weights before it, if the algorithm needs them."""
+        if self._feed is not None:
+            self._feed.begin_batch()  # it may ask a server, and a new one brings other weights
         if self._exchanges is not None:
             self._exchanges.begin_batch()
-        if self._feed is not None:
-            self._feed.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Exchange, if one is due."""

@@ -24,6 +24,7 @@ from nnlo_common.protocol import Kind, Server  # noqa: E402
 from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
 from nnlo_common.training import _server_rank, _state_copies  # noqa: E402
 from nnlo_common.training.checkpoint import SavedCheckpoint  # noqa: E402
+from nnlo_keras._sequence_feed import SequenceFeed  # noqa: E402
 from nnlo_keras._variable_layout import layout_of  # noqa: E402
 
 pytestmark = [
@@ -347,3 +348,34 @@ def test_the_centre_is_that_of_the_copy_and_of_the_commits_since(wrapper, ranks,
         center, taken = rule.center, []
     for want, found in zip(replayed(center, taken), ends[0].weights, strict=True):
         assert want.tobytes() == found.tobytes()
+
+
+def test_weights_that_a_new_server_brings_before_a_batch_are_no_change_by_the_script(monkeypatch):
+    """A worker asks for a lease then, and the server dies before it answers."""
+    begin_batch, moved = SequenceFeed.begin_batch, []
+
+    here = threading.local()
+
+    def begin_and_move(self):
+        begin_batch(self)
+        team = here.distribute.team
+        if team is not None and not team.serves and team.rank not in moved:
+            moved.append(team.rank)
+            team.model.parameters.vector += 1e-3
+            team.shown.publish()
+
+    monkeypatch.setattr(SequenceFeed, "begin_batch", begin_and_move)
+
+    def program(world):
+        here.distribute, count = nk.Distribute(world=world), Count()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), count, keras.layers.Dense(1)])
+        model.compile(optimizer=nk.Downpour(keras.optimizers.SGD(0.01)), loss="mse", jit_compile=False)
+        options = {"features": "x", "labels": "y", "batch_size": BATCH, "assignment": "dynamic"}
+        data = nk.Batches({"x": X, "y": Y}, world=world, **options)
+        model.fit(data, epochs=2, verbose=0, callbacks=[here.distribute])
+        return np.array(keras.ops.convert_to_numpy(count.times))
+
+    ends, _ = on_ranks(program)
+    assert sorted(moved) == [1, 2, 3]
+    assert (sum(ends[1:]) == 2).all()
