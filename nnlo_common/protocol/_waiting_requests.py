@@ -30,8 +30,9 @@ class Pauses:
         made: the number of the last pause that all workers have made together.
         completed: how many of them were completed here; others had replaced a dead server's.
         waiting: the unanswered requests to pause.
-        before_epoch: a pause may complete only until all have finished this many epochs, so that the server
-            is at the same place of the script as the workers; also if a death completes the pause.
+        before_epoch: a pause may complete only until all that ask have finished this many epochs, so that the
+            server is at the same place of the script as they are; also if a death completes the pause, or
+            nobody waits for a spare that will join.
         passed: the epochs that workers had finished which serve by now.
 
     Args:
@@ -67,7 +68,7 @@ class Pauses:
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
         waits = all(self._peers[rank].standing in (Standing.CALLED, Standing.QUEUING) for rank in others)
-        return bool(ranks) and waits and not self._peers.have_finished(self.before_epoch)
+        return waits and any(self._peers[rank].epochs < self.before_epoch for rank in ranks)
 
     def complete(self) -> list[Received]:
         """Remove and return all requests once all workers wait and may pause."""

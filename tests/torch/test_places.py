@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from nnlo_common.protocol import Places
+from nnlo_common.protocol._waiting_requests import Pauses
 from nnlo_common.testing import InjectedFault, MemoryCluster
 from nnlo_common.training import _server_rank, _state_copies
+from nnlo_common.training._spare_rank import PlacedRank
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import h5py  # noqa: E402
@@ -123,6 +125,52 @@ def test_a_spare_joins_after_the_save_between_two_epochs(monkeypatch, tmp_path):
         cluster.fail(DIES, "send EPOCH", 1)
         ranks = cluster.run(program, 60)
     assert answered == [[]]
+    assert [ranks[rank] for rank in (0, 1, 3, 4, 5)] == [
+        *("server 0", "worker 0", "worker 2", "spare 0", "worker 1")
+    ]
+
+
+def test_nobody_saves_without_a_spare_that_joins_when_the_others_have_ended_its_first_epoch(
+    monkeypatch, tmp_path
+):
+    """Else the server would count that save as none of its own, and wait for one more at the end."""
+    start, ask, asked = PlacedRank.start, Pauses.ready, threading.Event()
+
+    def join_late(self):
+        asked.wait(60)
+        start(self)
+
+    def ready(self):
+        epochs = [self._peers[event.message.sender].epochs for event in self.waiting]
+        found = ask(self)
+        if epochs == [2, 2]:  # workers 0 and 2 are at the save after the spare's first epoch
+            asked.set()
+        return found
+
+    monkeypatch.setattr(PlacedRank, "start", join_late)
+    monkeypatch.setattr(Pauses, "ready", ready)
+
+    def program(world):
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(
+            torch.optim.SGD(model.parameters(), lr=1e-4), model=model, world=world, spares=2
+        )
+        data = torch.arange(SAMPLES, dtype=torch.float32)[:, None]
+        sampler = nt.ShardSampler(data, optimizer=optimizer)
+        loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+        checkpoint = nt.Checkpoint(tmp_path / "run", optimizer, report=False)
+        for _ in checkpoint.epochs(EPOCHS):
+            for inputs in checkpoint.batches(loader):
+                model(inputs).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.close()
+        return optimizer.role
+
+    with MemoryCluster(1 + WORKERS + 2) as cluster:
+        cluster.fail(DIES, "send EPOCH", 1)
+        ranks = cluster.run(program, 60)
+    assert asked.is_set()
     assert [ranks[rank] for rank in (0, 1, 3, 4, 5)] == [
         *("server 0", "worker 0", "worker 2", "spare 0", "worker 1")
     ]
