@@ -100,8 +100,8 @@ class Message(NamedTuple):
         shard: the shard it is about.
         stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
             `last_copy` in COPY, as `stood_by` in LEAVE.
-        mark: read it as `keeps_parameters`, `refreshes`, `looks`, `last_pull`, `cancelled`, `final` or
-            `to_turn`, by the kind.
+        mark: read it as `keeps_parameters`, `after_last_round`, `refreshes`, `looks`, `last_pull`,
+            `cancelled`, `final` or `to_turn`, by the kind.
         samples: requests: the number of samples the sender has taken so far, but `pauses` in a JOIN that is
             `again`; read it as `progress` in replies.
         vector: the numbers, if the kind has any.
@@ -154,7 +154,12 @@ class Message(NamedTuple):
     @property
     def keeps_parameters(self) -> bool:
         """JOIN: the worker keeps its own parameters."""
-        return self.mark
+        return self.mark and not self.again
+
+    @property
+    def after_last_round(self) -> bool:
+        """JOIN that is `again`: the worker has contributed to the last round, and does not any more."""
+        return self.mark and self.kind is Kind.JOIN and self.again
 
     @property
     def again(self) -> bool:

@@ -455,6 +455,8 @@ class Server:
         peer.epochs, peer.views = message.epochs, message.views
         self.pauses.made = max(self.pauses.made, message.pauses)
         self.commits_lost = max(self.commits_lost, message.pulled_at - self.rule.clock)
+        if message.after_last_round:
+            self._waiting.done.add(message.sender)
         while len(self.progress_at) <= peer.epochs:
             self.progress_at.append(self.rule.progress)
 

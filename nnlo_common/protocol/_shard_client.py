@@ -133,7 +133,7 @@ class ShardClient:
         self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
         self.pauses = self._pause = 0  # the number of the last pause that was granted, and that was asked for
-        self.keeps_parameters = self.absorbing = False
+        self.keeps_parameters = self.absorbing = self._after_last_round = False
         self.sample: Vector | None = None
         self.epochs = 0
         self._views = 0  # of the centre together with all others
@@ -274,6 +274,7 @@ class ShardClient:
     def last_round(self) -> list[Action]:
         """Contribute the steps since the last round, at the end of the training."""
         self._expect(Phase.TRAINING, "contribute")
+        self._after_last_round = True
         return self._between(Ask.EXCHANGE)
 
     def _between(self, ask: Ask | None) -> list[Action]:
@@ -633,7 +634,7 @@ class ShardClient:
             self._views if rejoins else self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,
             rejoins or again,
-            (joining and self.keeps_parameters and not rejoins)
+            (joining and (self._after_last_round if rejoins else self.keeps_parameters))
             or (kind is Kind.VIEW and self._refreshes)
             or (kind is Kind.PULL and self.looking),
             self.pauses if rejoins else self.samples,

@@ -156,12 +156,14 @@ class WaitingRequests:
         locks: wait for the lock.
         views: wait until others end the epoch.
         pauses: wait until others reach a batch boundary.
+        done: workers that have contributed to the last round, perhaps on a server that has died since.
 
     Args:
         peers: all workers.
     """
 
     def __init__(self, peers: Peers) -> None:
+        self.done: set[int] = set()
         self.contributions: list[Received] = []
         self.joins: list[Received] = []
         self.locks: list[Received] = []
@@ -192,7 +194,7 @@ class WaitingRequests:
         A worker already in the next epoch does not block this commit; its own contribution waits. So the last
         step of an epoch, which some workers lack, is made by the workers that have it.
         """
-        behind = peers.behind()
+        behind = [rank for rank in peers.behind() if rank not in self.done]
         heads = [event for event in self._heads() if event.message.sender in behind]
         needed = rule.quorum(len(behind))
         if not heads or len(heads) < needed:

@@ -298,6 +298,10 @@ def test_one_shard_goes_back_to_its_copy_and_the_other_goes_on(shard, heir):
 def test_a_join_again_says_where_the_worker_is():
     message = Message(Kind.JOIN, 1, 0, clock=5, pulled_at=40, scalar=3.0, stop=True)
     assert (message.again, message.epochs, message.views) == (True, 5, 3)
+    assert not message.after_last_round
+    done = Message(Kind.JOIN, 1, 0, stop=True, mark=True)
+    assert (done.after_last_round, done.keeps_parameters) == (True, False)
+    assert not Message(Kind.JOIN, 1, 0, mark=True).after_last_round
     assert not Message(Kind.JOIN, 1, 0, clock=5).again
     assert not Message(Kind.CENTER, 0, 0, stop=True).again
 
@@ -311,6 +315,16 @@ def test_commits_lost_are_counted_by_what_workers_have_seen():
     assert server.peers[1].epochs == 2
     assert server.progress_at == [0.0, 0.0, 0.0]
     assert rule.center.tolist() == [1.0]
+
+
+def test_the_last_round_waits_for_no_worker_that_has_contributed_to_it_on_the_dead_server():
+    server = Server(Synchronous().center(np.zeros(2, "f4"), 3, SGD(0.1)), [2, 3, 4])
+    server.take_over(Server(Synchronous().center(np.zeros(2, "f4"), 3, SGD(0.1)), [2, 3, 4]).copy())
+    sent(server, Kind.JOIN, 2, 0, stop=True, mark=True)
+    sent(server, Kind.JOIN, 4, 0, stop=True)
+    assert sent(server, Kind.EXCHANGE, 4, 1) == []  # rank 3 may still contribute
+    sent(server, Kind.JOIN, 3, 0, stop=True, mark=True)
+    assert server.rule.clock == 1
 
 
 # -- a worker that serves another shard ---------------------------------------------------------------------
