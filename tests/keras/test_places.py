@@ -145,8 +145,11 @@ def model_of(count, wrapper, *, named=False, **options):
     return model
 
 
-def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOCHS, **options):
-    """Return a program that trains on a rank, and returns its role, what it has seen, and its weights."""
+def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOCHS, *, meets=True, **options):
+    """Return a program that trains on a rank, and returns its role, what it has seen, and its weights.
+
+    All ranks meet at the end of each epoch, or workers may be done before the server calls a spare.
+    """
 
     def program(world):
         count = Count()
@@ -158,7 +161,7 @@ def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOC
             epochs=epochs,
             verbose=0,
             validation_data=({"x": X[:8]} if named else X[:8], Y[:8]),
-            callbacks=[seen, distribute, *callbacks(world)],
+            callbacks=[seen, distribute, *([nk.MetricAverage()] if meets else []), *callbacks(world)],
         )
         weights = [np.array(keras.ops.convert_to_numpy(one)) for one in model.trainable_variables]
         return distribute.role, seen, weights, distribute.report
@@ -284,7 +287,13 @@ def test_a_training_that_stops_early_leaves_no_spare_waiting(wrapper):
             self.model.stop_training = epoch == 1
 
     ranks = on_ranks(
-        trained(arrays, wrapper, callbacks=lambda world: [Stop()] if world.rank == 0 else [], epochs=6),
+        trained(
+            arrays,
+            wrapper,
+            callbacks=lambda world: [Stop()] if world.rank == 0 else [],
+            epochs=6,
+            meets=False,
+        ),
         (DIES, "send EPOCH", 2),
     )
     assert len(living(ranks)) == 5
@@ -309,12 +318,12 @@ def test_whoever_dies_at_whatever_message_the_others_end_with_one_model(seed, tm
     def saved(world):
         return [] if folder is None else [nk.Checkpoint(folder)]
 
-    program = trained(source, wrapper, callbacks=saved)
+    program = trained(source, wrapper, callbacks=saved, meets=False)
     reached: dict[tuple[int, str], int] = {}
     victims = [draw.randrange(1, 1 + WORKERS)]
     if draw.random() < 0.6:
         victims.append(draw.choice([rank for rank in (0, 1, 2, 3, 4, 5) if rank not in victims]))
-    on_ranks(trained(source, wrapper), reached=reached)
+    on_ranks(trained(source, wrapper, meets=False), reached=reached)
     faults = []
     for victim in victims:
         points = {at: n for (rank, at), n in reached.items() if rank == victim and at != "gather"}
