@@ -390,8 +390,8 @@ class Means:
 class EpochMeans:
     """Weighted means of the workers' values at each epoch's end; the answer waits for all workers.
 
-    A worker with fewer epochs announces its end, so the others do not wait for it. Servers send no values, so
-    a long validation on a server does not delay the workers.
+    A worker with fewer epochs announces its end, so the others do not wait for it. Servers and spares have no
+    values and the weight 0, and nobody waits for them: a long validation on a server does not delay workers.
 
     Args:
         workers: the ranks that send values.
@@ -399,20 +399,24 @@ class EpochMeans:
 
     def __init__(self, workers: Iterable[int]) -> None:
         self.handlers: Handlers = {EpochMeanQuery: self.ask}
-        self._workers = frozenset(workers)
-        self._expected = set(self._workers)
+        self._expected = set(workers)
         self._parts: dict[int, dict[int, EpochMeanQuery]] = {}
         self._means: dict[int, MeanAnswer] = {}
         self._waiting: dict[int, int] = {}  # the epoch that each rank waits for
 
     def ask(self, rank: int, query: EpochMeanQuery) -> Answers:
-        """Take the part if the rank is a worker; answer once all workers have sent theirs."""
+        """Take the part; answer once all workers have sent theirs."""
         if query.epoch is None:
             return [(rank, MeanAnswer(means={}, weight=0)), *self.gone(rank, lost=False)]
-        if rank in self._workers:
+        if query.epoch not in self._means:
+            # A spare's, too: it may be called to train after it has sent it, and does not send it again.
             self._parts.setdefault(query.epoch, {})[rank] = query
         self._waiting[rank] = query.epoch
         return self._ready()
+
+    def admit(self, rank: int) -> None:
+        """Wait from now on for a spare, too, that trains in the place of a dead worker."""
+        self._expected.add(rank)
 
     def gone(self, rank: int, *, lost: bool) -> Answers:
         """Wait for `rank` no more; what it brought before it died does not count."""
@@ -425,8 +429,7 @@ class EpochMeans:
 
     def returned(self, rank: int, told: ReturnQuery) -> None:
         """Take up the means that a rank has had."""
-        if (had := means_told(told)) is not None:
-            self._means[had[0]] = had[1]
+        self._means.update(means_told(told))
         if told.ended:
             self._expected.discard(rank)
 

@@ -102,8 +102,7 @@ class ReturnQuery(Query[Answer]):
     Attributes:
         answered: the number of collective queries that were answered.
         last: the last of their answers, without its numbers.
-        epoch: the epoch of the last means of an epoch; None: none.
-        means: those means.
+        means: the means of epochs, by epoch: a server that has validated for long may still ask for any.
         ended: the sender sends no more values of epochs.
         left: the sender takes no further part in collective queries.
         leases: for each sampler what the sender has used and still holds.
@@ -113,8 +112,7 @@ class ReturnQuery(Query[Answer]):
 
     answered: int
     last: Mapping[str, Any] | None
-    epoch: int | None
-    means: Mapping[str, Any] | None
+    means: Mapping[str, Any]
     ended: bool
     left: bool
     leases: Mapping[str, Any]

@@ -106,8 +106,7 @@ class Record:
         self.saves = 0
         self._collective = 0  # collective queries answered
         self._last: Answer | None = None  # the last of their answers
-        self._epoch: int | None = None  # of the last means of an epoch
-        self._means: Answer | None = None
+        self._means: dict[int, Answer] = {}  # by epoch
         self._ended = self._left = False
         self._leases: dict[str, _LeasesHad] = {}
 
@@ -117,8 +116,10 @@ class Record:
             self._collective += 1
             self._last = answer
         elif isinstance(query, EpochMeanQuery):
-            self._epoch, self._means = query.epoch, answer
-            self._ended |= query.epoch is None
+            if query.epoch is None:
+                self._ended = True
+            else:
+                self._means[query.epoch] = answer
         elif isinstance(query, LedgerQuery):
             self._leases.setdefault(query.data.sampler, _LeasesHad(query.data)).take(query, answer)
         self._left |= isinstance(query, LeaveQuery | GoodbyeQuery)
@@ -129,8 +130,7 @@ class Record:
         return ReturnQuery(
             answered=self._collective,
             last=None if self._last is None else content_of(self._last, beside=["numbers"]),
-            epoch=self._epoch,
-            means=None if self._means is None else content_of(self._means),
+            means={str(epoch): content_of(answer) for epoch, answer in self._means.items()},
             ended=self._ended,
             left=self._left,
             leases={name: had.told() for name, had in self._leases.items()},
@@ -173,11 +173,12 @@ class Returns:
         return self._missed.pop(rank, None) if isinstance(query, _COLLECTIVE) else None
 
 
-def means_told(told: ReturnQuery) -> tuple[int, MeanAnswer] | None:
-    """Return an epoch and its means, if a rank has told some."""
-    if told.epoch is None or told.means is None:
-        return None
-    return told.epoch, message_of((MeanAnswer,), dict(told.means), "earlier means")
+def means_told(told: ReturnQuery) -> dict[int, MeanAnswer]:
+    """Return the means of epochs that a rank has had."""
+    return {
+        int(epoch): message_of((MeanAnswer,), dict(means), "earlier means")
+        for epoch, means in told.means.items()
+    }
 
 
 def leases_told(

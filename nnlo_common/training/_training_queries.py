@@ -106,12 +106,13 @@ class TrainingQueries(QueryService):
         self._leasing.saved_as = lambda: server.saved_as
 
     def admit(self, rank: int) -> None:
-        """Lease to a spare that trains in the place of a dead worker."""
+        """Count with a spare that trains in the place of a dead worker."""
         self._leasing.admit(rank)
+        self._epoch_means.admit(rank)
 
     def dismiss(self, rank: int) -> list[Action]:
-        """Lease to a spare no more that was called and does not come."""
-        return self.tell(self._leasing.gone(rank, lost=False))
+        """Count no more with a spare that was called and does not come."""
+        return self.tell([*self._leasing.gone(rank, lost=False), *self._epoch_means.gone(rank, lost=False)])
 
     def retire(self, rank: int) -> list[Action]:
         """Go on with a worker that serves another shard by now; it asks like a server from then on."""

@@ -17,6 +17,7 @@ from nnlo_common import PeerLostError  # noqa: E402
 from nnlo_common.protocol import Places  # noqa: E402
 from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
 from nnlo_common.training import _server_rank, _state_copies  # noqa: E402
+from nnlo_common.training._training_queries import TrainingQueries  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -28,6 +29,7 @@ X = np.random.default_rng(5).standard_normal((SAMPLES, 3)).astype("f4")
 X[:, -1] = np.arange(SAMPLES)
 Y = X[:, :1] - X[:, 1:2]
 RANKS = {"servers": 1, "spares": 2}
+CALLED = threading.Event()
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,15 @@ def _copies_at_once(monkeypatch):
     monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
     # Let optimizers that `fit` builds early know that there are several ranks, as under a launcher.
     monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+    admit = TrainingQueries.admit
+    monkeypatch.setattr(TrainingQueries, "admit", lambda self, rank: (admit(self, rank), CALLED.set()))
+
+
+class WaitForSpare(keras.callbacks.Callback):
+    """Waits as the second epoch begins until a spare is called: fast workers may be done before."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        assert epoch != 1 or CALLED.wait(60)
 
 
 class Count(keras.layers.Layer):
@@ -148,28 +159,36 @@ def model_of(count, wrapper, *, named=False, **options):
 def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOCHS, *, meets=True, **options):
     """Return a program that trains on a rank, and returns its role, what it has seen, and its weights.
 
-    All ranks meet at the end of each epoch, or workers may be done before the server calls a spare.
+    All ranks meet at the end of each epoch, and their workers wait until a spare is called if one has died.
     """
 
     def program(world):
         count = Count()
         named = source is structures
-        model, seen = model_of(count, wrapper, named=named, **options), Seen(count)
+        model, seen, means = model_of(count, wrapper, named=named, **options), Seen(count), Seen(count)
         distribute = nk.Distribute(world=world)
         model.fit(
             **source(world),
             epochs=epochs,
             verbose=0,
             validation_data=({"x": X[:8]} if named else X[:8], Y[:8]),
-            callbacks=[seen, distribute, *([nk.MetricAverage()] if meets else []), *callbacks(world)],
+            callbacks=[
+                seen,
+                distribute,
+                *([nk.MetricAverage(), means] if meets else []),
+                *([WaitForSpare()] if meets and 0 < world.rank <= WORKERS else []),
+                *callbacks(world),
+            ],
         )
         weights = [np.array(keras.ops.convert_to_numpy(one)) for one in model.trainable_variables]
+        seen.means = [logs.get("loss") for logs in means.logs]
         return distribute.role, seen, weights, distribute.report
 
     return program
 
 
 def on_ranks(program, *faults, reached=None):
+    CALLED.clear() if faults else CALLED.set()
     with MemoryCluster(1 + WORKERS + 2) as cluster:
         for fault in faults:
             cluster.fail(*fault, may_miss=reached is not None)
@@ -200,9 +219,14 @@ def test_from_the_next_epoch_on_a_spare_has_the_dead_workers_share(source):
     # Only the rank with the centre validates, and a spare until it trains.
     assert ["val_loss" in logs for logs in seen.logs] == [True, *[False] * (EPOCHS - 1)]
     assert any("takes the place of worker 1" in line for line in ranks[0][3].lost)
-    if source is arrays:  # the loss of the centre's rank is the mean of those that train
-        for epoch in range(1, EPOCHS):
-            losses = [one.logs[epoch]["loss"] for role, one, *_ in living(ranks) if role.startswith("worker")]
+    for epoch in range(1, EPOCHS):
+        workers = [one for role, one, *_ in living(ranks) if role.startswith("worker")]
+        losses, samples = zip(
+            *((one.logs[epoch].get("loss", 0.0), one.epochs[epoch].sum()) for one in workers), strict=True
+        )
+        expected = pytest.approx(np.average(losses, weights=samples), rel=1e-5)
+        assert [one.means[epoch] for _, one, *_ in living(ranks)] == [expected] * 5
+        if source is arrays:  # the loss of the centre's rank is the mean of those that train
             assert ranks[0][1].logs[epoch]["loss"] == pytest.approx(np.average(losses, weights=[4, 4, 4]))
 
 
@@ -224,12 +248,10 @@ def test_with_every_algorithm(wrapper, source):
 
 
 def test_the_first_spare_serves_when_the_server_dies_and_the_other_trains_on():
-    ranks = on_ranks(trained(files, meets=False), (DIES, "send EPOCH", 1), (0, "receive EPOCH", 8))
-    *others, last = [one[0] for one in living(ranks)]
-    assert others == ["worker 0", "worker 2", "server 0"]
-    assert last in ("worker 1", "spare 1")  # it was not called where the workers were done before
-    for epoch in np.flatnonzero(ranks[COMES][1].epochs.any(axis=1)):
-        assert (sum(one.epochs[epoch] for _, one, *_ in living(ranks)) == 1).all()
+    ranks = on_ranks(trained(files), (DIES, "send EPOCH", 1), (0, "receive EPOCH", 8))
+    assert [one[0] for one in living(ranks)] == ["worker 0", "worker 2", "server 0", "worker 1"]
+    epochs = [sum(one.epochs[epoch] for _, one, *_ in living(ranks)) for epoch in range(1, EPOCHS)]
+    assert all((epoch == 1).all() for epoch in epochs)
 
 
 def test_a_spare_joins_after_the_save_between_two_epochs_and_all_resume(monkeypatch, tmp_path):
@@ -277,7 +299,7 @@ def own(world):
 @pytest.mark.parametrize("own", [own, *([cached] if keras.backend.backend() == "tensorflow" else [])])
 def test_where_the_shares_are_only_the_users_spares_stay_spares_and_it_is_said(own):
     with pytest.warns(RuntimeWarning, match=r"spares=2, but fit\(\) was given data") as told:
-        ranks = on_ranks(trained(own), (DIES, "send EPOCH", 1))
+        ranks = on_ranks(trained(own, meets=False), (DIES, "send EPOCH", 1))
     assert len([one for one in told if "spares=2" in str(one.message)]) == 1
     assert ranks[COMES][0] == "spare 1"
 
@@ -315,12 +337,13 @@ def test_whoever_dies_at_whatever_message_the_others_end_with_one_model(seed, tm
     """A worker dies, and perhaps a second rank: the server, a spare, or who is in the dead worker's place."""
     draw = random.Random(seed)
     wrapper, source = DRAWN[seed % len(DRAWN)], draw.choice([arrays, files, leases])
-    folder = draw.choice([None, tmp_path / "run"])
+    folder, averages = draw.choice([None, tmp_path / "run"]), draw.random() < 0.5
 
-    def saved(world):
-        return [] if folder is None else [nk.Checkpoint(folder)]
+    def callbacks(world):
+        means = [nk.MetricAverage()] if averages else []
+        return means if folder is None else [*means, nk.Checkpoint(folder)]
 
-    program = trained(source, wrapper, callbacks=saved, meets=False)
+    program = trained(source, wrapper, callbacks=callbacks, meets=False)
     reached: dict[tuple[int, str], int] = {}
     victims = [draw.randrange(1, 1 + WORKERS)]
     if draw.random() < 0.6:

@@ -554,8 +554,8 @@ def test_workers_wait_for_each_other_but_not_for_a_server() -> None:
     assert means.ask(1, of_epoch(0, 1.0, weight=1)) == []
     assert told(means.ask(2, of_epoch(0, 5.0, weight=3))) == {1: 4.0, 2: 4.0}
     assert means.ask(1, of_epoch(1, 2.0)) == []
-    assert told(means.ask(0, of_epoch(0))) == {0: 4.0}  # a server that has validated for long
-    assert means.ask(0, of_epoch(1)) == []
+    assert told(means.ask(0, of_epoch(0, weight=0))) == {0: 4.0}  # a server that has validated for long
+    assert means.ask(0, of_epoch(1, weight=0)) == []
     assert told(means.ask(2, of_epoch(1, 4.0))) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
@@ -575,6 +575,25 @@ def test_of_those_who_are_gone_only_the_dead_do_not_count() -> None:
         assert means.gone(2, lost=lost) == []
         answers = told(means.ask(3, of_epoch(0, 5.0)))
         assert answers == ({1: 3.0, 3: 3.0} if lost else {1: 3.0, 2: 3.0, 3: 3.0})
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_spare_that_trains_counts_from_the_first_epoch_on_whose_means_it_has_not_had(
+    asked_before: bool,
+) -> None:
+    means = EpochMeans([1, 2])
+    means.ask(1, of_epoch(0, 1.0))
+    if asked_before:
+        means.ask(3, of_epoch(0, weight=0))
+    means.admit(3)
+    answers = means.ask(2, of_epoch(0, 3.0))
+    if not asked_before:
+        assert answers == []
+        answers = means.ask(3, of_epoch(0, weight=0))
+    assert told(answers) == {1: 2.0, 2: 2.0, 3: 2.0}
+    means.ask(1, of_epoch(1, 1.0))
+    assert means.ask(2, of_epoch(1, 1.0)) == []
+    assert told(means.ask(3, of_epoch(1, 7.0))) == {1: 3.0, 2: 3.0, 3: 3.0}
 
 
 # --- copies ----------------------------------------------------------------------------------------------

@@ -175,6 +175,23 @@ def test_means_of_an_epoch_and_notes_are_kept():
     assert ranks.clients[2].answer.means == {"n": 4.0}
 
 
+def test_a_spare_that_is_epochs_behind_still_gets_the_means_that_workers_have_had():
+    """A spare's own epochs may take longer than the workers'."""
+    ranks = Ranks()
+    for epoch in range(3):
+        for rank in WORKERS:
+            ranks.ask(rank, EpochMeanQuery(epoch=epoch, values={"loss": float(epoch + rank)}, weight=1.0))
+        ranks.handle_all()
+        ranks.deliver()
+    ranks.ask(SPARE, EpochMeanQuery(epoch=0, values={}, weight=0))
+    ranks.handle_all()
+    ranks.deliver()
+    ranks.die()
+    for epoch in (1, 2):
+        ranks.service.ask(EpochMeanQuery(epoch=epoch, values={}, weight=0))
+        assert ranks.service.answer.means == {"loss": epoch + 2.0}
+
+
 def test_the_notes_of_a_worker_that_serves_by_now_count_no_more():
     notes = Notes()
     for rank, loss in ((1, 4.0), (2, 1.0)):
