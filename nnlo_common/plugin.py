@@ -79,7 +79,7 @@ from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
 from nnlo_common.training._plan import readable
 from nnlo_common.training._rank_options import RankOptions, checked_roles, roles_taken_from
-from nnlo_common.training._rank_parts import Periodic, has_center, say, serves, speaks
+from nnlo_common.training._rank_parts import Periodic, has_center, say, serves, speaks, stands_by
 from nnlo_common.training._scaling import epochs_per_rank, scale_lr
 from nnlo_common.training._session import Session
 from nnlo_common.training._wrapping import AS_YOURS, WrapperBase, wrapper_class
@@ -259,6 +259,7 @@ __all__ = [
     "spaced",
     "span",
     "speaks",
+    "stands_by",
     "split",
     "table",
     "unpacked_tree",

@@ -17,10 +17,10 @@ from nnlo_common.plugin import (
     RankWorld,
     Session,
     Trained,
-    has_center,
     launched,
     say,
     speaks,
+    stands_by,
     warn,
 )
 from nnlo_keras._callback_lists import (
@@ -348,7 +348,7 @@ class Distribute(keras.callbacks.Callback):
             return
         others, self._restore = self._restore, []
         serve(container)
-        if has_center(team.role) and not speaks(team.role) and (data := data_of_fit()) is not None:
+        if stands_by(team.role) and (data := data_of_fit()) is not None:
             self._restore.append(without_data(data, inside=False))  # of a spare nobody may know when it ends
         if self._may_train:
             train = partial(self._train, team, weights, wrappers, Rates(self.model, team), container)
@@ -605,7 +605,7 @@ class Distribute(keras.callbacks.Callback):
         """Let spares train in the places of dead workers where all of them can; say where they cannot."""
         if wrapper.ranks.spares < 2 or wrapper.ranks.servers > 1:
             return  # the first stays for the server
-        spare = has_center(team.role) and not speaks(team.role)
+        spare = stands_by(team.role)
         given = arguments_of_fit()
         shared = all(can_be_another_share(given.get(name)) for name in ("x", "y", "sample_weight"))
         mine = float(self._feed is not None or shared)

@@ -40,6 +40,14 @@ def _seeds() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+@pytest.fixture
+def _copies_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers copy as often as they look, and they look between any two messages."""
+    monkeypatch.setattr("nnlo_common.training._state_copies._SHORTEST_S", 0.0)
+    monkeypatch.setattr("nnlo_common.training._state_copies._SHARE", 1e9)
+    monkeypatch.setattr("nnlo_common.training._server_rank.LOOK_FOR_COPIES_S", 0.0)
+
+
 @pytest.fixture(autouse=True)
 def _no_training_left() -> Iterator[None]:
     """A sampler belongs to the wrapper made last; that of a test that has failed must not get another's."""

@@ -46,6 +46,7 @@ __all__ = [
     "serve",
     "serves",
     "speaks",
+    "stands_by",
     "work",
 ]
 
@@ -229,12 +230,17 @@ def speaks(role: str) -> bool:
 
 def has_center(role: str) -> bool:
     """Return whether this rank's model is the centre: that of the one that prints, or of a spare."""
-    return speaks(role) or role.startswith("spare")
+    return speaks(role) or stands_by(role)
+
+
+def stands_by(role: str) -> bool:
+    """Return whether this rank is a spare that neither serves nor trains yet."""
+    return role.startswith("spare")
 
 
 def serves(role: str) -> bool:
     """Return whether this rank gets no batches."""
-    return "server" in role or role.startswith("spare")
+    return "server" in role or stands_by(role)
 
 
 def say(role: str, text: str) -> None:

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import nnlo_keras
 from tests.chaos import moments
+from tests.helpers.counts import Count
 
 folder, algorithm, (servers, spares, heir) = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
 EPOCHS, SAMPLES = 3, 1200
@@ -36,18 +37,13 @@ else:
     note_at_each_step = note
 
 
-class Count(keras.layers.Layer):
-    """Counts how often it was trained with each sample, whose number is the last feature."""
-
-    def build(self, shape):
-        self.times = self.add_weight(shape=(SAMPLES,), dtype="int32", initializer="zeros", trainable=False)
+class NotedCount(Count):
+    """Notes each step, too."""
 
     def call(self, inputs, training=False):
         if training:
-            numbers = keras.ops.cast(inputs[:, -1], "int32")
-            note_at_each_step(numbers)
-            self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
-        return inputs[:, :-1]
+            note_at_each_step(keras.ops.cast(inputs[:, -1], "int32"))
+        return super().call(inputs, training=training)
 
 
 class Pace(keras.callbacks.Callback):
@@ -68,7 +64,7 @@ if not (folder / "data.h5").exists():
         file["x"], file["y"] = inputs, inputs[:, :1]
     (folder / f"data{rank}").rename(folder / "data.h5")
 keras.utils.set_random_seed(1)
-count = Count()
+count = NotedCount(SAMPLES)
 model = keras.Sequential([keras.Input((4,)), count, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
 plain = keras.optimizers.SGD(1e-3, momentum=0.9 if algorithm == "GEM" else 0.0)
 ranks = {"servers": servers, "spares": spares}

@@ -22,10 +22,11 @@ from nnlo_common import EASGD, PeerLostError  # noqa: E402
 from nnlo_common.algorithms._rule import Contribution  # noqa: E402
 from nnlo_common.protocol import Kind, Server  # noqa: E402
 from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
-from nnlo_common.training import _server_rank, _state_copies  # noqa: E402
+from nnlo_common.training import _state_copies  # noqa: E402
 from nnlo_common.training.checkpoint import SavedCheckpoint  # noqa: E402
 from nnlo_keras._sequence_feed import SequenceFeed  # noqa: E402
 from nnlo_keras._variable_layout import layout_of  # noqa: E402
+from tests.helpers.counts import Count  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -46,26 +47,9 @@ Y = X[:, :1] - X[:, 1:2]
 
 
 @pytest.fixture(autouse=True)
-def _copies_at_once(monkeypatch):
-    """Copy as often as the server looks, and let it look between any two messages."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+def _several_ranks(monkeypatch, _copies_at_once):
     # Let optimizers that `fit` builds early know that there are several ranks, as under a launcher.
     monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
-
-
-class Count(keras.layers.Layer):
-    """Counts how often it was trained with each sample, whose number is the last feature."""
-
-    def build(self, shape):
-        self.times = self.add_weight(shape=(SAMPLES,), dtype="int32", initializer="zeros", trainable=False)
-
-    def call(self, inputs, training=False):
-        if training:
-            numbers = keras.ops.cast(inputs[:, -1], "int32")
-            self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
-        return inputs[:, :-1]
 
 
 class End(NamedTuple):
@@ -82,7 +66,7 @@ class End(NamedTuple):
 
 def train(world, wrapper, *, callbacks=(), assignment="static", epochs=EPOCHS, plain=False, **ranks):
     """Train a small model on a rank."""
-    count, layers = Count(), keras.layers
+    count, layers = Count(SAMPLES), keras.layers
     keras.utils.set_random_seed(1)
     begin = partial(keras.initializers.GlorotUniform, seed=1)  # the seed before is that of all threads
     hidden = layers.Dense(3, activation="tanh", kernel_initializer=begin())
@@ -367,7 +351,7 @@ def test_weights_that_a_new_server_brings_before_a_batch_are_no_change_by_the_sc
     monkeypatch.setattr(SequenceFeed, "begin_batch", begin_and_move)
 
     def program(world):
-        here.distribute, count = nk.Distribute(world=world), Count()
+        here.distribute, count = nk.Distribute(world=world), Count(SAMPLES)
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((4,)), count, keras.layers.Dense(1)])
         model.compile(optimizer=nk.Downpour(keras.optimizers.SGD(0.01)), loss="mse", jit_compile=False)

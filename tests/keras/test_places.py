@@ -16,8 +16,8 @@ import nnlo_keras as nk  # noqa: E402
 from nnlo_common import PeerLostError  # noqa: E402
 from nnlo_common.protocol import Places  # noqa: E402
 from nnlo_common.testing import InjectedFault, MemoryCluster  # noqa: E402
-from nnlo_common.training import _server_rank, _state_copies  # noqa: E402
 from nnlo_common.training._training_queries import TrainingQueries  # noqa: E402
+from tests.helpers.counts import Count  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -33,10 +33,7 @@ CALLED = threading.Event()
 
 
 @pytest.fixture(autouse=True)
-def _copies_at_once(monkeypatch):
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+def _several_ranks(monkeypatch, _copies_at_once):
     # Let optimizers that `fit` builds early know that there are several ranks, as under a launcher.
     monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
     admit = TrainingQueries.admit
@@ -48,19 +45,6 @@ class WaitForSpare(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         assert epoch != 1 or CALLED.wait(60)
-
-
-class Count(keras.layers.Layer):
-    """Counts how often it was trained with each sample, whose number is the last feature."""
-
-    def build(self, shape):
-        self.times = self.add_weight(shape=(SAMPLES,), dtype="int32", initializer="zeros", trainable=False)
-
-    def call(self, inputs, training=False):
-        if training:
-            numbers = keras.ops.cast(inputs[:, -1], "int32")
-            self.times.assign_add(keras.ops.cast(keras.ops.bincount(numbers, minlength=SAMPLES), "int32"))
-        return inputs[:, :-1]
 
 
 class Seen(keras.callbacks.Callback):
@@ -163,7 +147,7 @@ def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOC
     """
 
     def program(world):
-        count = Count()
+        count = Count(SAMPLES)
         named = source is structures
         model, seen, means = model_of(count, wrapper, named=named, **options), Seen(count), Seen(count)
         distribute = nk.Distribute(world=world)

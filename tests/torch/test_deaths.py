@@ -18,7 +18,7 @@ import pytest
 from nnlo_common import PeerLostError
 from nnlo_common.protocol._waiting_requests import Pauses
 from nnlo_common.testing import InjectedFault, MemoryCluster
-from nnlo_common.training import _server_rank, _state_copies
+from nnlo_common.training import _server_rank
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training.checkpoint import SavedCheckpoint
 from nnlo_common.training.checkpoint._saving import wait_for_all
@@ -103,6 +103,7 @@ def test_whoever_dies_at_whatever_message_the_others_end_and_all_go_on(seed, tmp
     assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(24, 600))]
@@ -111,8 +112,6 @@ def test_whatever_server_dies_a_spare_serves_and_the_checkpoints_are_whole(
     seed, tmp_path_factory, monkeypatch
 ):
     """Also between the pauses of two servers; nobody waits for ever, and the next start goes on."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
     monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 1e-3)
     draw = random.Random(seed)
     wrapper = WRAPPERS[seed % len(WRAPPERS)]
@@ -145,17 +144,13 @@ def test_whatever_server_dies_a_spare_serves_and_the_checkpoints_are_whole(
     assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "seed", [*range(24), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(24, 600))]
 )
-def test_whenever_a_server_dies_its_heir_serves_and_the_checkpoints_are_whole(
-    seed, tmp_path_factory, monkeypatch
-):
+def test_whenever_a_server_dies_its_heir_serves_and_the_checkpoints_are_whole(seed, tmp_path_factory):
     """At each message: the heir is within a step, a lease, a mean, a save or its end; it may die, too."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
     draw = random.Random(seed)
     wrapper = WRAPPERS[seed % len(WRAPPERS)]
     servers = 1 if wrapper is nt.GEM else 1 + seed // len(WRAPPERS) % 2
@@ -194,6 +189,7 @@ def test_whenever_a_server_dies_its_heir_serves_and_the_checkpoints_are_whole(
     assert all(set(taken) <= set(range(EPOCHS)) for taken in again)
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "seed", [*range(18), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(18, 400))]
@@ -202,8 +198,6 @@ def test_whenever_a_worker_dies_a_spare_takes_its_share_and_its_part_of_checkpoi
     seed, tmp_path_factory, monkeypatch
 ):
     """A checkpoint of the spare is the dead worker's: the same ranks go on where it was."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
     monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 1e-3)
     draw = random.Random(seed)
     job = Job(
@@ -254,6 +248,7 @@ def test_nobody_waits_for_a_spare_that_is_called_when_no_epoch_follows(wrapper, 
     assert not any(ends[-1].values())
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 def test_an_heir_that_alone_has_not_been_let_out_of_a_pause_goes_on_with_the_others(tmp_path, monkeypatch):
     """Server 0 has let out all; server 1 dies when it has let out all but the worker that takes its place."""
     complete = Pauses.complete
@@ -262,15 +257,13 @@ def test_an_heir_that_alone_has_not_been_let_out_of_a_pause_goes_on_with_the_oth
         return sorted(complete(self), key=lambda event: event.message.sender == 3)
 
     monkeypatch.setattr(Pauses, "complete", completed)
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
     job = Job(nt.Downpour, servers=2, assignment="static", minutes=0, pause_s=0, heir=True)
     ends, _ = run(job, tmp_path, (1, "send PAUSED", 2 * WORKERS))
     assert [rank for rank, end in enumerate(ends) if isinstance(end, InjectedFault)] == [1]
     assert all(end.keys() == set(range(EPOCHS)) for rank, end in enumerate(ends) if rank != 1)
 
 
+@pytest.mark.usefixtures("_copies_at_once")
 def test_an_heir_waits_until_the_other_server_needs_nothing_of_the_dead_one(monkeypatch):
     """Server 0 dies when it leaves, and server 1 has not asked for its last means yet."""
     finish, left = ServerRank.finish, threading.Event()
@@ -284,9 +277,6 @@ def test_an_heir_waits_until_the_other_server_needs_nothing_of_the_dead_one(monk
         finish(self, at_last)
 
     monkeypatch.setattr(ServerRank, "finish", late)
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
 
     def program(world):
         linear = torch_checkpoint.initialised(torch.nn.Linear(2, 1))

@@ -10,7 +10,6 @@ import pytest
 from nnlo_common.protocol import Places
 from nnlo_common.protocol._waiting_requests import Pauses
 from nnlo_common.testing import InjectedFault, MemoryCluster
-from nnlo_common.training import _server_rank, _state_copies
 from nnlo_common.training._spare_rank import PlacedRank
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -18,15 +17,8 @@ import h5py  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
 
-pytestmark = pytest.mark.framework("torch")
+pytestmark = [pytest.mark.framework("torch"), pytest.mark.usefixtures("_copies_at_once")]
 EPOCHS, SAMPLES, WORKERS, DIES = 4, 24, 3, 2
-
-
-@pytest.fixture(autouse=True)
-def _copies_at_once(monkeypatch):
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from nnlo_common.data import Leases
 from nnlo_common.protocol import Kind, Message, Places, Received, Server, Standing
 from nnlo_common.protocol._query_messages import MeanQuery, PlaceAnswer, PlaceQuery
 from nnlo_common.testing import MemoryCluster
-from nnlo_common.training import _server_rank, _state_copies
 from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 
@@ -44,12 +43,7 @@ EPOCHS, STEPS, WORKERS = 4, 7, 3
 DIES, TIMEOUT_S = 2, 60.0  # the worker's rank
 
 
-@pytest.fixture(autouse=True)
-def _copies_at_once(monkeypatch):
-    """Copy as often as the server looks, and let it look between any two messages."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr(_server_rank, "LOOK_FOR_COPIES_S", 0.0)
+pytestmark = pytest.mark.usefixtures("_copies_at_once")
 
 
 def train(name, *faults, spares=2, epochs=EPOCHS, algorithms=ALGORITHMS):

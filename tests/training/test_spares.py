@@ -44,14 +44,6 @@ ALGORITHMS = {
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture
-def _copies_at_once(monkeypatch):
-    """Copy as often as the server looks, and let it look between any two messages."""
-    monkeypatch.setattr(_state_copies, "_SHORTEST_S", 0.0)
-    monkeypatch.setattr(_state_copies, "_SHARE", 1e9)
-    monkeypatch.setattr("nnlo_common.training._server_rank.LOOK_FOR_COPIES_S", 0.0)
-
-
 class Told(logging.Handler):
     """Keeps what is said of the server and of spares."""
 

@@ -20,7 +20,7 @@ from nnlo_common.base._spans import span
 from nnlo_common.cluster._aborting import advise, end_notes_in
 from nnlo_common.training._joining import launched
 from nnlo_common.training._plan import readable
-from nnlo_common.training._rank_parts import say, speaks
+from nnlo_common.training._rank_parts import say, speaks, stands_by
 from nnlo_common.training._session import Session
 from nnlo_common.training.checkpoint import SavedCheckpoint, Store
 from nnlo_common.training.checkpoint._manifest import DamagedError
@@ -601,7 +601,7 @@ def _saved_as(team: Session | None) -> int:
     if team is None:
         return 0
     server, worker = team.member.server, team.member.worker
-    if worker is not None and team.member.role.startswith("spare"):
+    if worker is not None and stands_by(team.member.role):
         return team.member.trains[worker]
     replaces = team.member.role.startswith(("spare", "worker"))
     return server.shard if server is not None and replaces else team.rank
