@@ -103,6 +103,7 @@ _COUNT = "nnlo_steps"  # of a scheduler, part of its `state_dict`
 _trainings: dict[int, Callable[[], _Training | None]] = {}  # by the id of an optimizer
 _state = threading.local()
 _wrapped = False
+_following = threading.Lock()  # in the virtual cluster each rank is a thread
 
 
 def follow_progress(training: Callable[[], _Training | None], *optimizers: object) -> None:
@@ -112,16 +113,17 @@ def follow_progress(training: Callable[[], _Training | None], *optimizers: objec
         training: returns it; None once it is gone.
         optimizers: a wrapper, and the optimizer in it.
     """
-    for gone in [key for key, one in _trainings.items() if one() is None]:
-        del _trainings[gone]
-    _trainings.update((id(one), training) for one in optimizers)
     global _wrapped  # noqa: PLW0603 - PyTorch's classes are wrapped once
-    if not _wrapped:
-        _wrapped = True
-        for kind in vars(lr_scheduler).values():
-            # ReduceLROnPlateau follows a metric.
-            if _is_schedule(kind) and "step" in vars(kind) and kind is not lr_scheduler.ReduceLROnPlateau:
-                kind.step = _paced(kind.step)
+    with _following:
+        for gone in [key for key, one in _trainings.items() if one() is None]:
+            del _trainings[gone]
+        _trainings.update((id(one), training) for one in optimizers)
+        if not _wrapped:
+            _wrapped = True
+            for kind in vars(lr_scheduler).values():
+                # ReduceLROnPlateau follows a metric.
+                if _is_schedule(kind) and "step" in vars(kind) and kind is not lr_scheduler.ReduceLROnPlateau:
+                    kind.step = _paced(kind.step)
 
 
 def steps_of_one_process(epochs: int, progress: float, size: float, batch: float) -> int:

@@ -216,6 +216,7 @@ class CheckpointRound:
         self._savers: frozenset[int] = frozenset()
         self._trouble = ""  # of the checkpoint that is opened
         self._silent: set[int] = set()  # ranks that send no more reports for this draft
+        self._over: set[int] = set()  # ranks that send no reports at all
         self._lost: set[int] = set()
         self._asking: dict[int, int] = {}  # ranks whose DraftAsked is unanswered, with their pauses
         self._handlers: dict[type, Callable[[Any], list[RoundAction]]] = {
@@ -282,7 +283,11 @@ class CheckpointRound:
         self._pauses, self._number, self._begins = event.pauses, None, False
         if not wanted:
             return self._answers()
-        self.opening, self._savers = True, event.savers | {self.rank}
+        # As spares or workers these had saved for the last time, and they wait in the last round.
+        late = event.savers & self._over
+        self.opening, self._savers = True, event.savers - late | {self.rank}
+        if late:
+            self._trouble = f"rank {min(late)} has taken a dead server's place after its last part"
         self._silent |= event.workers
         return [CopyOwn(), *self._move_on()]
 
@@ -314,6 +319,7 @@ class CheckpointRound:
 
     def _nothing_more(self, event: NothingMore) -> list[RoundAction]:
         self._silent.add(event.rank)
+        self._over.add(event.rank)
         return self._move_on()
 
     def _turned(self, event: Turned) -> list[RoundAction]:

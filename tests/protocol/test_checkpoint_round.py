@@ -165,6 +165,15 @@ TRANSITIONS = {
         reported(3),
         [CLOSED],
     ),
+    "one that had saved for the last time before it took a dead server's place is not waited for": (
+        [NothingMore(1), *WISHED, reported(0), reported(2)],
+        reported(3),
+        [
+            CloseDraft(
+                (part(0), part(2), part(3)), "rank 1 has taken a dead server's place after its last part"
+            )
+        ],
+    ),
     "a draft is ordered once": ([CheckpointRequested(end=False, busy=False), paused()], Lost(3), []),
     "all leave": (
         [CheckpointRequested(end=True, busy=False), paused(), OPENED],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _schedules  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
@@ -505,3 +507,19 @@ def test_a_checkpoint_with_another_local_optimizer_is_refused(tmp_path):
         ConfigurationError, match="the optimizer is SGD, local Adam there, but SGD, local SGD"
     ):
         train(sgd)
+
+
+def test_ranks_that_are_threads_may_follow_progress_at_once(monkeypatch):
+    """As in the virtual cluster: none may change what another one goes through."""
+    second = threading.Thread(target=_schedules.follow_progress, args=(lambda: None, object()))
+
+    def meanwhile():
+        if second.ident is None:
+            second.start()
+            second.join(0.1)  # it waits for its turn
+        return True
+
+    monkeypatch.setattr(_schedules, "_trainings", {-1: meanwhile, -2: meanwhile})
+    _schedules.follow_progress(lambda: None, object())
+    second.join()
+    assert _schedules._trainings.keys() >= {-1, -2}
