@@ -603,8 +603,8 @@ class Distribute(keras.callbacks.Callback):
 
     def _agree_on_spares(self, team: Session, wrapper: Wrapper) -> None:
         """Let spares train in the places of dead workers where all of them can; say where they cannot."""
-        if wrapper.ranks.spares < 2 or wrapper.ranks.servers > 1:
-            return  # the first stays for the server
+        if wrapper.ranks.spares <= wrapper.ranks.servers:
+            return  # the first of each server stay for it
         spare = stands_by(team.role)
         given = arguments_of_fit()
         shared = all(can_be_another_share(given.get(name)) for name in ("x", "y", "sample_weight"))

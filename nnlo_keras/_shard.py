@@ -221,7 +221,7 @@ class _Part:
         assignment, cell = topology.assignment(world.rank), topology.cells[0]
         ranks, size = sum(map(len, cell.groups)), len(cell.groups[0])
         if assignment.worker is None:
-            trains = assignment.spare is not None and len(cell.spares) > 1 == len(cell.servers)
+            trains = assignment.spare is not None and cell.spares_may_train
             return cls(0, ranks, size, serves=True, spare=trains)
         # As the core's `Member.share`: the ranks of a group come as far apart as they can.
         return cls(assignment.worker + ranks // size * (assignment.member or 0), ranks, size, serves=False)

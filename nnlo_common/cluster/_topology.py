@@ -391,6 +391,11 @@ class Cell:
         """The ranks that hold the shards of the centre, by shard: the servers, or else the workers."""
         return self.servers or self.workers
 
+    @property
+    def spares_may_train(self) -> bool:
+        """Whether there are more spares than the one that stays for each server."""
+        return len(self.spares) > len(self.servers)
+
     def spares_of(self, shard: int) -> tuple[int, ...]:
         """Return the ranks that serve a shard when its server has died, in this order.
 

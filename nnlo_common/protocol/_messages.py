@@ -57,14 +57,16 @@ class Kind(enum.IntEnum):
     COPY = 19
     """Server, to a spare: a piece of the server's state. Answered by ACK."""
     PLACE = 20
-    """Spare, to the other spares: trains in the place of a dead worker from now on. One way."""
+    """Spare, to whoever serves, or may: trains in the place of a dead worker from now on. One way."""
     TURN = 21
     """Worker: trains no more, and serves another shard, or stands by to. Answered by ACK; what comes before
     answers what it has asked for as a worker."""
+    CALL = 22
+    """First server, to another: calls a spare to train in the place of a dead worker, or not. One way."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE, Kind.PLACE})
+ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE, Kind.PLACE, Kind.CALL})
 #: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
@@ -91,21 +93,21 @@ class Message(NamedTuple):
         sender: the rank that sent it.
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
-        clock: requests: the sender's steps, but `epochs` in PLACE and in a JOIN that is `again`; replies: the
-            centre's commits; read it as `pauses` in PAUSE and PAUSED.
+        clock: requests: the sender's steps, but `epochs` in PLACE, CALL and a JOIN that is `again`; replies:
+            the centre's commits; read it as `pauses` in PAUSE and PAUSED.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
-            replies, as `place` in PLACE.
+            replies, as `place` in PLACE and CALL.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
             DROPPED, as `views` in a JOIN that is `again`.
         shard: the shard it is about.
         stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
-            `last_copy` in COPY, as `stood_by` in LEAVE.
+            `last_copy` in COPY, as `stood_by` in LEAVE, as `takes_back` in CALL.
         mark: read it as `keeps_parameters`, `after_last_round`, `refreshes`, `looks`, `last_pull`,
             `cancelled`, `final` or `to_turn`, by the kind.
         samples: requests: the number of samples the sender has taken so far, but `pauses` in a JOIN that is
-            `again`; read it as `progress` in replies.
+            `again`; read it as `progress` in replies, as `spare` in CALL.
         vector: the numbers, if the kind has any.
-        pause: replies: pause at the next batch boundary.
+        pause: replies: pause at the next batch boundary; read it as `newly` in JOIN.
     """
 
     kind: Kind
@@ -173,13 +175,28 @@ class Message(NamedTuple):
 
     @property
     def epochs(self) -> int:
-        """PLACE, and JOIN that is `again`: the epochs that the worker has finished."""
+        """PLACE, CALL, and JOIN that is `again`: the epochs that the worker has finished."""
         return self.clock
 
     @property
     def place(self) -> int:
-        """PLACE: the dead worker."""
+        """PLACE and CALL: the dead worker."""
         return self.pulled_at
+
+    @property
+    def spare(self) -> int:
+        """CALL: who is to train in its place."""
+        return self.samples
+
+    @property
+    def takes_back(self) -> bool:
+        """CALL: the spare is not called, or not any more."""
+        return self.stop and self.kind is Kind.CALL
+
+    @property
+    def newly(self) -> bool:
+        """JOIN that is `again`: the sender was a spare, and has made no pause with a server of this shard."""
+        return self.pause and self.kind is Kind.JOIN
 
     @property
     def views(self) -> int:

@@ -272,7 +272,12 @@ class Server:
     @property
     def saved_as(self) -> dict[int, int]:
         """Whose record each worker's is in a saved state: a spare's is that of the worker it replaces."""
-        living = [spare for spare, peer in self.peers.items() if peer.standing not in _UNSAVED]
+        made = self.pauses.made  # a spare that has joined since the pause is not in what it saves
+        living = [
+            spare
+            for spare, peer in self.peers.items()
+            if peer.standing not in _UNSAVED and peer.pauses < made
+        ]
         held = {spare: place for spare, place in self.places.items() if spare in living}
         own = {rank: rank for rank in self.peers if rank not in self.places}
         return {rank: name for rank, name in own.items() if rank not in held.values()} | held
@@ -385,7 +390,7 @@ class Server:
         self._add(spare, place, Peer(Standing.CALLED, epochs=epochs))
 
     def seat(self, spare: int, place: int, epochs: int) -> None:
-        """Expect a spare that trains in the place of a dead worker, as it says."""
+        """Expect a spare that trains in the place of a dead worker, as it says itself."""
         if spare not in self.peers or self.peers[spare].standing is Standing.CALLED:
             self._add(spare, place, Peer(epochs=epochs))
 
@@ -453,7 +458,10 @@ class Server:
     def _know(self, peer: Peer, message: Message) -> None:
         """Note where a worker is that goes on here after another server's death."""
         peer.epochs, peer.views = message.epochs, message.views
-        self.pauses.made = max(self.pauses.made, message.pauses)
+        if message.newly and self.shard:
+            peer.pauses = message.pauses  # the others may still be in the last of them here
+        else:
+            self.pauses.made = max(self.pauses.made, message.pauses)
         self.commits_lost = max(self.commits_lost, message.pulled_at - self.rule.clock)
         if message.after_last_round:
             self._waiting.done.add(message.sender)

@@ -51,6 +51,10 @@ class Shard:
         servers = [one for one in (self.server, *self.spares) if one != rank]
         return replace(self, server=servers[0], spares=tuple(servers[1:])) if servers else None
 
+    def without_spare(self, rank: int) -> Shard:
+        """Return the shard with one rank less that serves it when the server has died."""
+        return replace(self, spares=tuple(one for one in self.spares if one != rank))
+
     def piece(self, vector: Vector) -> Vector:
         """Return that part of a vector; the vector itself if it is all of it, to send it without a copy."""
         return vector if self.place == slice(0, vector.size) else vector[self.place]
@@ -139,6 +143,7 @@ class ShardClient:
         self._views = 0  # of the centre together with all others
         self._options: Vector | None = None  # last sent
         self._again = False  # joins a rank that has taken over, or joins as a spare
+        self._newly = False  # was a spare, and has made no pause yet
         self.story = Story(f"worker rank {rank}, shard {shard.index}")
         self._sequence = 0
         self._look_into: Vector | None = None  # destination of the look under way
@@ -198,6 +203,7 @@ class ShardClient:
         """
         self._expect(Phase.OUTSIDE, "begin in a dead worker's place")
         self.epochs, self._views, self.pauses, self._again = epochs, views, pauses, True
+        self._newly = True
 
     def go_on_without(self, shard: Shard) -> list[Action]:
         """Go on with the rank that has taken over from a dead server; what that one had not answered is lost.
@@ -330,7 +336,7 @@ class ShardClient:
             self._note(message)
             self.pausing, self.paused, self.pause_cancelled = False, not message.cancelled, message.cancelled
             if self.paused:
-                self.pauses = message.pauses
+                self.pauses, self._newly = message.pauses, False
             return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
@@ -639,6 +645,7 @@ class ShardClient:
             or (kind is Kind.PULL and self.looking),
             self.pauses if rejoins else self.samples,
             vector,
+            rejoins and self._newly,
         )
         self.story.tell("sent", message)
         if kind in _ANSWERED:

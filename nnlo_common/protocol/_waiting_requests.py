@@ -10,7 +10,7 @@ from nnlo_common.algorithms import CenterRule, Contribution
 from nnlo_common.base._errors import DroppedError
 from nnlo_common.protocol._events import Action, Received, Release, Send
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
-from nnlo_common.protocol._worker_records import Peers, Standing
+from nnlo_common.protocol._worker_records import Peer, Peers, Standing
 
 __all__ = ["Pauses", "WaitingRequests", "contributions", "count_commit", "heed", "refusal"]
 
@@ -67,8 +67,13 @@ class Pauses:
         """Whether all workers wait and may pause."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
-        waits = all(self._peers[rank].standing in (Standing.CALLED, Standing.QUEUING) for rank in others)
+        waits = all(self._may_miss(self._peers[rank]) for rank in others)
         return waits and any(self._peers[rank].epochs < self.before_epoch for rank in ranks)
+
+    def _may_miss(self, peer: Peer) -> bool:
+        """Whether a pause does not wait for a worker: it joins later, or joined after the first server's."""
+        number = max((event.message.pauses for event in self.waiting), default=0)
+        return peer.standing in (Standing.CALLED, Standing.QUEUING) or number <= peer.pauses
 
     def complete(self) -> list[Received]:
         """Remove and return all requests once all workers wait and may pause."""

@@ -154,6 +154,21 @@ class Worker:
         """Join all servers and start from the centre."""
         yield from self._all(ShardClient.join)
 
+    def join_first(self) -> Activity:
+        """Join the first server alone: pauses that it grants from now on wait for this rank, too."""
+        yield from self._all(ShardClient.join, self.shard_clients[:1])
+
+    def join_others(self, pauses: int) -> Activity:
+        """Join the other servers.
+
+        Args:
+            pauses: the number of the last pause that the first server has granted without this rank.
+        """
+        others = self.shard_clients[1:]
+        for shard_client in others:
+            shard_client.pauses = pauses
+        yield from self._all(ShardClient.join, others)
+
     def step(self, local_step: Callable[[], object] | None = None) -> Activity:
         """Make one step with the gradient in `gradient`.
 
@@ -406,8 +421,13 @@ class Worker:
         while any(shard_client.unanswered for shard_client in self.shard_clients):
             yield Wait()
 
-    def _all(self, what: Callable[[ShardClient], list[Action]]) -> Activity:
-        for shard_client in self.shard_clients:
+    def _all(
+        self,
+        what: Callable[[ShardClient], list[Action]],
+        shard_clients: Sequence[ShardClient] | None = None,
+    ) -> Activity:
+        shard_clients = self.shard_clients if shard_clients is None else shard_clients
+        for shard_client in shard_clients:
             yield from what(shard_client)
-        while any(shard_client.blocked for shard_client in self.shard_clients):
+        while any(shard_client.blocked for shard_client in shard_clients):
             yield Wait()

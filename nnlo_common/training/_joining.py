@@ -463,23 +463,23 @@ def _join_as_spare(
         _query_client(world, plan, cell, shards),
     )
 
-    def train(shard: Shard, place: PlaceTaken) -> PlacedRank:
-        worker = _worker(plan, cell, [shard], world.rank)
+    def train(shards: Sequence[Shard], place: PlaceTaken) -> PlacedRank:
+        worker = _worker(plan, cell, shards, world.rank)
         worker.begin_in_place(place.epochs, place.views, place.pauses)
         return PlacedRank(
             endpoint,
             worker,
             queries,
-            {one: places[one].host for one in (shard.server, *shard.spares)},
+            {one: places[one].host for shard in shards for one in (shard.server, *shard.spares)},
             index=cell.workers.index(place.worker),
             stall_timeout_s=plan.ranks.stall_timeout_s,
             tells=False,
             on_drop=world.cast_off,
-            spares=shard.spares,
+            spares={spare for shard in shards for spare in shard.spares},
             drop=world.drop,
         )
 
-    dies_alone = world.survives_loss and len(cell.spares) > 1  # else nobody's place can be taken
+    dies_alone = world.survives_loss and cell.spares_may_train
     spare_rank = _spare(
         world,
         plan,
@@ -503,7 +503,7 @@ def _spare(
     endpoint: Endpoint,
     queries: QueryClient,
     rule: CenterRule | None = None,
-    train: Callable[[Shard, PlaceTaken], PlacedRank] | None = None,
+    train: Callable[[Sequence[Shard], PlaceTaken], PlacedRank] | None = None,
 ) -> SpareRank:
     """Return the part of a rank that serves in the place of a dead server."""
     shard = next(one for one in shards if world.rank in one.spares)  # the first that it may serve

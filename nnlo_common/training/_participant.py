@@ -263,7 +263,7 @@ class Participant:
             if isinstance(self._part, SpareRank | HeirRank | GroupTrainer):
                 self._part.on_taking_over.append(self._take_over)
             if isinstance(self._part, ServerRank):
-                self._part.calls_spares = True
+                self._part.spare_calls.allowed = True
             server = None if isinstance(self._part, SpareRank) else self._member.server
             if self._log_order is not None and server is not None:
                 self._recording = Recording(self._log_order, server)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -34,6 +33,7 @@ from nnlo_common.training._collectives import BufferCounts
 from nnlo_common.training._early_leavers import CONTRIBUTIONS, OF_STEPS, EarlyLeavers
 from nnlo_common.training._rank_parts import LocalStep, Periodic, TrainingReport, perform, serve
 from nnlo_common.training._server_load import Bottleneck
+from nnlo_common.training._spare_calls import SpareCalls
 from nnlo_common.training._stall_detector import LOOK_EVERY_S, StallDetector, date_and_time
 from nnlo_common.training._state_copies import LOOK_FOR_COPIES_S, StateCopies
 from nnlo_common.training._training_queries import ALIKE, TrainingQueries
@@ -76,8 +76,7 @@ class ServerRank:
         keeper: saves the server's state; None: checkpoints are off.
         service: the query service, on the first server.
         on_divergence: called before an error about numbers that are not finite.
-        calls_spares: the script's loop takes batches also on a rank that has had none in earlier epochs, so
-            that spares can train.
+        spare_calls: calls spares to train in the places of dead workers.
         script_state: what the script here leaves to that of the rank that takes this one's place.
     """
 
@@ -130,7 +129,13 @@ class ServerRank:
         self._between = False  # waits for a pause between two epochs
         self.keeper: Keeper | None = None
         self.on_divergence: Callable[[str], object] = str
-        self.calls_spares = False
+        self.spare_calls = SpareCalls(
+            endpoint,
+            server,
+            shards=lambda: self._shards,
+            service=lambda: self.service,
+            moved=self._look_for_pause,
+        )
         self._of = ""  # whose last worker an error means
 
     def _begin_copies(self) -> None:
@@ -204,30 +209,17 @@ class ServerRank:
         self._let_pause(before_epoch=self._epochs)
         self._bottleneck.begin()
         self.wait_until(self._epoch_over)
-        self._call_spares()
+        self.spare_calls.call(self._epochs)
         peers = self._server.peers.values()
         self._bottleneck.end([one.waited for one in peers if one.epochs >= self._epochs])
         self._server.pauses.before_epoch = _NEVER
         self._assemble()
 
-    def _call_spares(self) -> None:
-        """Let spares that no server needs train in the places of dead workers from the next epoch on."""
-        if self.service is None:
-            return
-        server, over = self._server, self._server.peers.have_finished(self._epochs + 1)
-        if self.calls_spares and len(self._shards) == 1 and not (server.stopping or over):
-            # The first stays for the server. The last come first, so that the line before them stays whole.
-            line = [one for one in self._shards[server.shard].spares[1:] if self.service.takes_part(one)]
-            free = [one for one in reversed(line) if one not in server.peers]
-            for spare, place in zip(free, sorted(server.vacant), strict=False):
-                server.call(spare, place, self._epochs)
-                self.service.admit(spare)
-
     def end_epochs(self) -> None:
         """Call no spare any more: the scripts begin no epoch after this one."""
-        self.calls_spares = False
+        self.spare_calls.allowed = False
         if self.service is not None:
-            self._keep_spares()
+            self.spare_calls.keep()
             self.tell(self.service.places.decide(math.inf))  # or it would wait for the next epoch
 
     def point(self) -> Vector:
@@ -531,6 +523,11 @@ class ServerRank:
             perform(self._endpoint, self._server.handle(event))
         elif event.message.kind is Kind.TURN:
             self._turned(event)
+        elif event.message.kind in (Kind.CALL, Kind.PLACE):
+            self._endpoint.release(event.message.sender, event.frame)
+            self.spare_calls.hear(event.message, self._gone)
+            if event.message.kind is Kind.PLACE:
+                self._stall_detector.watch(event.message.sender, self._hosts[event.message.sender])
         elif event.message.shard == self._server.shard:
             self._refuse_absence(event.message)
             self._warn_of_leaving(event.message)
@@ -545,7 +542,7 @@ class ServerRank:
                 self._left(event.message.sender)
         elif event.message.shard == self._queries.shard:
             perform(self._endpoint, self._queries.handle(event))
-            self._dismiss_leavers()
+            self.spare_calls.dismiss_leavers()
         elif event.message.kind is Kind.ACK:
             self._acknowledged(event)
         else:
@@ -563,11 +560,13 @@ class ServerRank:
 
     def _seated(self, spare: int) -> None:
         """Note that a spare trains in the place of a dead worker, and can serve no more."""
-        mine, server = self._shards[self._server.shard], self._server
-        self._shards[mine.index] = replace(mine, spares=tuple(one for one in mine.spares if one != spare))
+        server = self._server
+        self._shards = {one.index: one.without_spare(spare) for one in self._shards.values()}
         if self._copies is not None:
             self._copies.without(spare)
         self._stall_detector.watch(spare, self._hosts[spare])
+        if self.service is None:
+            return
         place, epoch = server.places[spare], server.peers[spare].epochs + 1
         worker = [rank for rank in server.peers if rank not in server.places].index(place)
         text = (
@@ -576,28 +575,6 @@ class ServerRank:
         )
         self._losses.append(text)
         _LOG.warning("nnlo: %s", text)
-
-    def _dismiss_leavers(self) -> None:
-        """Wait no more for spares that were called, and whose scripts are over."""
-        if self.service is not None and self._server.places:
-            for spare in self._server.peers.called():
-                if not self.service.takes_part(spare):
-                    self._dismiss(spare)
-
-    def _dismiss(self, spare: int) -> None:
-        """Let a spare that was called be a spare again."""
-        perform(self._endpoint, self._server.dismiss(spare))
-        if self.service is not None:
-            perform(self._endpoint, self.service.dismiss(spare))
-        self._look_for_pause()
-
-    def _keep_spares(self) -> None:
-        """Keep the first spare for this server, though it was called; at the end all, if not told so yet."""
-        told = set() if self.service is None else self.service.places.told
-        first = self._shards[self._server.shard].spares[:1]
-        for spare in self._server.peers.called():
-            if spare not in told and (spare in first or not self.calls_spares):
-                self._dismiss(spare)
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""
@@ -673,7 +650,7 @@ class ServerRank:
 
     def _lost(self, event: Lost) -> None:
         if event.rank in self._server.peers.called():
-            self._dismiss(event.rank)
+            self.spare_calls.dismiss(event.rank)
         if event.rank in self._server.peers:
             others = set(self._server.peers.awaited()) - {event.rank}
             if self._server.peers[event.rank].standing in AWAITED:
@@ -710,7 +687,7 @@ class ServerRank:
                     self._copies.without(spare)
         if rank in spares and self.service is not None:
             self._tell_of_spare(rank, [index for index, one in before.items() if rank in one.spares])
-        self._keep_spares()
+        self.spare_calls.keep()
         for index, shard in self._shards.items():
             if shard.server != before[index].server:
                 self._go_on_with(shard, rank)
@@ -727,6 +704,7 @@ class ServerRank:
             perform(self._endpoint, self._queries.return_to(shard.server))
         if self.service is not None:
             self._losses.append(f"{self._replaced_by(shard, dead)}, at {date_and_time()}")
+            self.spare_calls.tell_all([shard])
 
     def _replaced_by(self, shard: Shard, dead: int) -> str:
         role = "the server" if len(self._shards) == 1 else f"server {shard.index}"

@@ -197,7 +197,7 @@ class Session:
         The script's loop must take batches also on a rank that has had none in earlier epochs.
         """
         if self.serving is not None:
-            self.serving.calls_spares = may
+            self.serving.spare_calls.allowed = may
 
     def refuse_heirs(self) -> None:
         """Let no worker take a dead server's place; all ranks call it, before the first epoch."""

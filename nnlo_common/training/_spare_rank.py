@@ -160,7 +160,7 @@ class SpareRank(ServerRank):
         stall_detector: StallDetector,
         drop: Callable[[int], bool],
         hosts: Mapping[int, str],
-        train: Callable[[Shard, PlaceTaken], PlacedRank] | None = None,
+        train: Callable[[Sequence[Shard], PlaceTaken], PlacedRank] | None = None,
     ) -> None:
         super().__init__(
             endpoint,
@@ -207,19 +207,26 @@ class SpareRank(ServerRank):
         Call it before each epoch, and this part no more once it has returned another.
         """
         rank = self._server.rank
-        may = self.calls_spares and self.standing_by and len(self._shards) == 1
+        may = self.spare_calls.allowed and self.standing_by
         if self._train is None or not may or self._next_for():
             return None
         answer = self.ask(PlaceQuery(epochs=self._epochs))
+        self.wait_until(lambda: not (self.standing_by and self._pulls))  # asked of who has just taken over
         if answer.place is None or not self.standing_by:
             return None
-        (shard,) = self._shards.values()
-        earlier = shard.spares[: shard.spares.index(rank)]
-        for spare in earlier:  # one of them serves if the server dies before it has copied its new records
-            told = Message(Kind.PLACE, rank, 0, self._epochs, answer.place, shard=shard.index)
-            perform(self._endpoint, [Send(spare, told)])
+        # Those after this rank train by now.
+        shards = [
+            replace(one, spares=one.spares[: one.spares.index(rank)]) if rank in one.spares else one
+            for one in self._shards.values()
+        ]
+        # Who serves if a server dies before it has copied its new records; and who has taken over just now.
+        to = {one: shard.index for shard in shards for one in (shard.server, *shard.spares)}
+        for one, index in to.items():
+            if one != shards[0].server:
+                told = Message(Kind.PLACE, rank, 0, self._epochs, answer.place, shard=index)
+                perform(self._endpoint, [Send(one, told)])
         place = PlaceTaken(answer.place, self._epochs, self._views, answer.pauses)
-        return self._train(replace(shard, spares=earlier), place)
+        return self._train(shards, place)
 
     def _next_for(self) -> list[int]:
         """Return the shards whose servers this rank takes over from, the next time they die."""
@@ -467,9 +474,7 @@ class SpareRank(ServerRank):
         elif message.kind is Kind.PLACE:
             self._endpoint.release(message.sender, event.frame)
             self._placed[message.sender] = message
-            shard = self._shards[message.shard]
-            left = tuple(one for one in shard.spares if one != message.sender)
-            self._shards[shard.index] = replace(shard, spares=left)
+            self._shards = {one.index: one.without_spare(message.sender) for one in self._shards.values()}
         else:
             self._early.append(event)
 
@@ -527,7 +532,9 @@ class SpareRank(ServerRank):
                 perform(self._endpoint, self.service.ask(self._client.open))
         self._stall_detector.begin()
         self._stall_detector.tell(tells=shard.index == 0)
-        self._keep_spares()
+        self.spare_calls.keep()
+        if self.service is not None:
+            self.spare_calls.tell_all()
         self._begin_copies()
         old_s = began_s - received.came_s
         how = " and trains no more" * self._trained
@@ -610,12 +617,6 @@ class SpareRank(ServerRank):
             return
         if isinstance(event, Received) and event.message.kind is Kind.COPY:
             self._acknowledge(event)  # the last of a server that has not heard of the death yet
-        elif isinstance(event, Received) and event.message.kind is Kind.PLACE:
-            message = event.message
-            self._endpoint.release(message.sender, event.frame)
-            self._server.seat(message.sender, message.place, message.epochs)
-            if self.service is not None:
-                self.service.admit(message.sender)
         elif isinstance(event, Received) and self._is_for_another(event.message):
             self._early.append(event)
         elif isinstance(event, Received) and self._goes_before_it_returns(event.message):
@@ -707,11 +708,20 @@ class PlacedRank(WorkerRank):
         super().__init__(endpoint, worker, queries, hosts, **options)
         self.index, self.role = index, f"worker {index}"
 
+    def start(self) -> None:
+        """Join; of several servers the first before the others, which heed which pauses it has granted."""
+        if len(self._worker.shard_clients) == 1:
+            super().start()
+            return
+        self._work(self._worker.join_first(), "the begin of the training")
+        pauses = self.ask(PlaceQuery(epochs=0)).pauses
+        self._work(self._worker.join_others(pauses), "the begin of the training")
+
     def _deliver(self, event: Received) -> list[Action]:
         message = event.message
         if message.kind is Kind.COPY:
             return [answer_to_copy(event, self._worker.rank)]
-        if message.kind in (Kind.LEAVE, Kind.PLACE):
+        if message.kind in (Kind.LEAVE, Kind.PLACE, Kind.CALL):
             return [Release(message.sender, event.frame)]
         if message.kind not in REPLIES:  # from ranks that have heard first that nobody can serve any more
             return []

@@ -160,7 +160,7 @@ def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOC
                 seen,
                 distribute,
                 *([nk.MetricAverage(), means] if meets else []),
-                *([WaitForSpare()] if meets and 0 < world.rank <= WORKERS else []),
+                *([WaitForSpare()] if meets and 0 <= world.rank - RANKS["servers"] < WORKERS else []),
                 *callbacks(world),
             ],
         )
@@ -173,7 +173,7 @@ def trained(source, wrapper=nk.Downpour, callbacks=lambda world: [], epochs=EPOC
 
 def on_ranks(program, *faults, reached=None):
     CALLED.clear() if faults else CALLED.set()
-    with MemoryCluster(1 + WORKERS + 2) as cluster:
+    with MemoryCluster(WORKERS + sum(RANKS.values())) as cluster:
         for fault in faults:
             cluster.fail(*fault, may_miss=reached is not None)
         ends = cluster.run(program, 120)
@@ -227,6 +227,19 @@ def test_with_every_algorithm(wrapper, source):
         for epoch in range(1, EPOCHS):
             assert (sum(one.epochs[epoch] for _, one, *_ in living(ranks)) == 1).all(), epoch
     assert source is leases or seen.epochs[1:].any(axis=1).all()  # others may have leased all
+    for _, _, weights, _ in living(ranks):
+        assert all(map(np.array_equal, weights, ranks[0][2]))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_second_spares_of_several_servers_train_too(source, monkeypatch):
+    monkeypatch.setitem(RANKS, "servers", 2)
+    monkeypatch.setitem(RANKS, "spares", 4)
+    ranks = on_ranks(trained(source), (3, "send EPOCH", 1))
+    roles = ["server 0", "server 1", "worker 0", "worker 2", "spare 0", "spare 1", "spare 2", "worker 1"]
+    assert [one[0] for one in living(ranks)] == roles
+    for epoch in range(1, EPOCHS):
+        assert (sum(one.epochs[epoch] for _, one, *_ in living(ranks)) == 1).all(), epoch
     for _, _, weights, _ in living(ranks):
         assert all(map(np.array_equal, weights, ranks[0][2]))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -21,9 +23,10 @@ from nnlo_common import (
     Synchronous,
 )
 from nnlo_common.data import Leases
-from nnlo_common.protocol import Kind, Message, Places, Received, Server, Standing
+from nnlo_common.protocol import Kind, Message, Places, Received, Server, Shard, Standing
 from nnlo_common.protocol._query_messages import MeanQuery, PlaceAnswer, PlaceQuery
 from nnlo_common.testing import MemoryCluster
+from nnlo_common.training._spare_calls import SpareCalls
 from tests.helpers.jobs import mpiexec, running_mpi
 from tests.helpers.paths import PROGRAMS
 
@@ -46,31 +49,37 @@ DIES, TIMEOUT_S = 2, 60.0  # the worker's rank
 pytestmark = pytest.mark.usefixtures("_copies_at_once")
 
 
-def train(name, *faults, spares=2, epochs=EPOCHS, algorithms=ALGORITHMS):
+def train(name, *faults, spares=2, servers=1, epochs=EPOCHS, algorithms=ALGORITHMS, reached=None):
     """Train on numbers whose mean is the solution; return what each rank has at the end."""
     algorithm, optimizer = algorithms[name]
+    ranks = {"servers": servers, "spares": spares}
 
     def program(world):
-        me = Participant(algorithm, [np.zeros(3, "f4")], optimizer=optimizer, world=world, spares=spares)
+        pieces = [np.zeros(3, "f4") for _ in range(servers)]  # one for each server
+        me = Participant(algorithm, pieces, optimizer=optimizer, world=world, **ranks)
         batches, centers, means = [], [], []
         with me:
             for epoch in range(epochs):
                 batches.append([])
                 for batch in me.batches(range(WORKERS * STEPS)):
-                    me.gradients[0][:] = me.point[0] - batch
+                    for gradient, point in zip(me.gradients, me.point, strict=True):
+                        gradient[:] = point - batch
                     me.step()
                     batches[-1].append(batch)
                 part = me._part  # another one, if this rank takes a dead one's place
-                centers.append(me.parameters[0].copy())
+                centers.append(np.concatenate(me.parameters))
                 answer = part.ask(MeanQuery(values={"epoch": float(epoch)}, weight=1.0, epochs=epoch + 1))
                 means.append(answer.means["epoch"])
         living = None if me._member.server is None else me._member.server.rule
-        return me.role, batches, centers, means, me.report().lost, living
+        return me.role, batches, centers, means, me.report().lost, living, np.concatenate(me.parameters)
 
-    with MemoryCluster(1 + WORKERS + spares) as cluster:
+    with MemoryCluster(servers + WORKERS + spares) as cluster:
         for rank, point, occurrence in faults:
             cluster.fail(rank, point, occurrence, may_miss=True)
-        return cluster.run(program, TIMEOUT_S)
+        results = cluster.run(program, TIMEOUT_S)
+        if reached is not None:
+            reached.update(cluster.points._reached)
+        return results
 
 
 def check(results, *, dead, roles):
@@ -78,7 +87,7 @@ def check(results, *, dead, roles):
     assert {rank for rank, result in enumerate(results) if isinstance(result, Exception)} == dead
     living = {rank: result for rank, result in enumerate(results) if rank not in dead}
     assert {rank: result[0] for rank, result in living.items()} == roles
-    for role, batches, centers, means, _, _ in living.values():
+    for role, batches, centers, means, *_ in living.values():
         assert means == [float(epoch) for epoch in range(EPOCHS)], role
         assert np.isfinite(centers).all()
         assert any(batches) == role.startswith("worker"), role
@@ -228,6 +237,103 @@ def test_the_first_spares_death_keeps_the_next_for_the_server():
     check(results, dead={DIES, 4}, roles={0: "server 0", 1: "worker 0", 3: "worker 2", 5: "spare 1"})
 
 
+# -- several servers --------------------------------------------------------------------------------------
+
+#: Of two servers: three workers, and two spares of each; the second of each may train.
+TWO = {"servers": 2, "spares": 4}
+NO_LOCK = [name for name in ALGORITHMS if name not in ("lock", "backup")]
+
+
+def of_two(*, dead=(), **others):
+    """The roles if worker 1, rank 3, has died and rank 8 is in its place."""
+    roles = {0: "server 0", 1: "server 1", 2: "worker 0", 4: "worker 2", 5: "spare 0", 6: "spare 1"}
+    roles |= {7: "spare 2", 8: "worker 1"} | {int(name[1:]): role for name, role in others.items()}
+    return {rank: role for rank, role in roles.items() if rank not in dead}
+
+
+@pytest.mark.parametrize(("point", "occurrence", "epoch"), [("send EPOCH", 1, 1), ("send EPOCH", 3, 2)])
+@pytest.mark.parametrize("name", NO_LOCK)
+def test_a_second_spare_of_several_servers_has_the_dead_workers_share(name, point, occurrence, epoch):
+    results = train(name, (3, point, occurrence), **TWO)
+    check(results, dead={3}, roles=of_two())
+    assert joined_in(results[8]) == epoch
+    for one in range(epoch, EPOCHS):
+        assert batches_of(results, one) == list(range(WORKERS * STEPS))
+    for result in results[:2] + results[4:]:
+        if result[0].startswith(("server", "spare")):
+            assert np.array(result[2]).tobytes() == np.array(results[0][2]).tobytes()
+    assert len([line for line in results[0][4] if "rank 8" in line and "takes the place of" in line]) == 1
+    assert not any("takes the place" in line for line in results[1][4])
+
+
+@pytest.mark.parametrize("name", ["synchronous", "rounds"])
+def test_the_second_spares_of_several_servers_change_no_bit_while_nobody_dies(name):
+    one, two = train(name, servers=2, spares=2), train(name, **TWO)
+    for rank in range(2 + WORKERS):
+        assert np.array(one[rank][2]).tobytes() == np.array(two[rank][2]).tobytes()
+        assert one[rank][1] == two[rank][1]
+
+
+def test_each_server_keeps_its_first_spare():
+    results = train("downpour", (3, "send EPOCH", 1), servers=2, spares=2)
+    check(results, dead={3}, roles={rank: role for rank, role in of_two().items() if rank < 7})
+
+
+@pytest.mark.parametrize(
+    ("point", "occurrence"), [("send PLACE", 1), ("send PLACE", 3), ("send JOIN", 1), ("send JOIN", 2)]
+)
+@pytest.mark.parametrize("name", ["downpour", "synchronous"])
+def test_the_spare_of_one_of_several_servers_may_die_while_it_joins(name, point, occurrence):
+    results = train(name, (3, "send EPOCH", 1), (8, point, occurrence), **TWO)
+    roles = of_two(dead={8}, r7="worker 1")
+    check(results, dead={3, 8}, roles=roles)
+    assert batches_of(results, EPOCHS - 1) == list(range(WORKERS * STEPS))
+
+
+@pytest.mark.parametrize("name", ["downpour", "synchronous", "rounds"])
+def test_a_spare_that_only_a_dead_server_has_called_is_waited_for_by_no_other(name):
+    """It dies once it has told the other server, before anyone has a copy of its records."""
+    results = train(name, (3, "send EPOCH", 1), (0, "send PULL", 1), **TWO)
+    check(results, dead={0, 3}, roles=of_two(dead={0}, r5="server 0"))
+    assert batches_of(results, EPOCHS - 1) == list(range(WORKERS * STEPS))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(40, 600))]
+)
+@pytest.mark.sampled(4)
+def test_whoever_of_several_servers_dies_then_the_others_train_to_the_end(seed):
+    """A worker dies, and up to two of the servers, the spares, and who is in the dead worker's place."""
+    draw = random.Random(seed)
+    name = draw.choice(NO_LOCK)
+    reached: dict[tuple[int, str], int] = {}
+    train(name, (3, "send EPOCH", 1), **TWO, reached=reached)
+    victims = draw.sample([0, 1, 5, 6, 7, 8, 2], draw.randint(1, 2))
+    faults = [(3, "send EPOCH", 1)]
+    for victim in victims:
+        points = {at: times for (rank, at), times in reached.items() if rank == victim and at != "gather"}
+        at = draw.choice(sorted(points))
+        faults.append((victim, at, draw.randint(1, points[at])))
+    try:
+        results = train(name, *faults, **TWO)
+    except PeerLostError as error:
+        unready = "before a spare had a copy" in str(error)
+        unheard = {0, 5} <= set(victims) or {1, 6} <= set(victims)  # who took their places trains
+        assert unready or unheard, faults
+        return
+    living = [result for result in results if not isinstance(result, Exception)]
+    roles = [result[0] for result in living]
+    assert len(set(roles)) == len(roles), faults
+    for server in (0, 1):  # a server that dies with its last words needs nobody in its place
+        assert f"server {server}" in roles or isinstance(results[server], Exception), faults
+    finals = [result[-1] for result in living if result[0].startswith(("server", "spare"))]
+    assert all(final.tobytes() == finals[0].tobytes() for final in finals), faults
+    for role, batches, _, means, *_ in living:
+        assert means == [float(epoch) for epoch in range(EPOCHS)], (role, faults)
+        if role.startswith("worker"):
+            assert batches[-1], (role, faults)
+
+
 # -- the records of the server, the answers to spares, and the leases ------------------------------------
 
 
@@ -269,6 +375,32 @@ def test_a_called_spare_is_awaited_and_may_still_fetch_the_centre():
         2: Standing.LOST,
         4: Standing.EXPECTED,
     }
+
+
+def test_another_server_waits_for_a_spare_only_in_pauses_that_the_first_grants_after_it_has_joined():
+    """Else others would wait here, in a pause that the spare knows nothing of, for ever."""
+    rule = Downpour().center(np.zeros(2, "f4"), 2, SGD(0.1))
+    server = Server(rule, (1, 2), rank=9, shard=1, other_servers=(0, 3, 4))
+
+    def handle(kind, rank, sequence, **options):
+        message = Message(kind, rank, sequence, shard=1, **options)
+        return [one for one in server.handle(Received(message, Frame(2))) if one.message is not None]
+
+    for rank in (1, 2):
+        handle(Kind.JOIN, rank, 0)
+    server._without(2)
+    server.call(4, 2, 0)
+    handle(Kind.JOIN, 4, 0, stop=True, samples=3, pause=True)  # the first server had granted three pauses
+    assert (server.peers[4].standing, server.pauses.made) == (Standing.TRAINING, 0)
+    server.pauses.before_epoch = 9
+    (answer,) = handle(Kind.PAUSE, 1, 0, clock=3)
+    assert (answer.rank, answer.message.kind, answer.message.pauses) == (1, Kind.PAUSED, 3)
+    assert server.saved_as == {1: 1, 2: 2}  # it is not part of what is saved in that pause
+    assert handle(Kind.PAUSE, 1, 0, clock=4) == []
+    answers = handle(Kind.PAUSE, 4, 0, clock=4)
+    assert sorted(one.rank for one in answers) == [1, 4]
+    assert server.saved_as == {1: 1, 4: 2}
+    server.validate()
 
 
 def test_a_called_spare_that_does_not_come_is_waited_for_no_more():
@@ -329,22 +461,84 @@ def test_a_ledger_leases_to_one_more_rank():
     leases.validate()
 
 
+class Sent:
+    """An endpoint that keeps what is sent."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, rank, message, frame=None, fill=None):
+        self.messages.append((rank, message))
+
+
+def calls_of(shards, service=None):
+    server = Server(Downpour().center(np.zeros(2, "f4"), 2, SGD(0.1)), (1, 2), rank=9, shard=1)
+    sent, moved = Sent(), []
+    calls = SpareCalls(
+        sent,
+        server,
+        shards=lambda: {one.index: one for one in shards},
+        service=lambda: service,
+        moved=lambda: moved.append(1),
+    )
+    return calls, server, sent, moved
+
+
+def test_who_takes_over_hears_which_spares_are_called_and_which_are_not():
+    other = Shard(0, 5, slice(0, 2), (6, 7))
+    calls, server, sent, _ = calls_of([other, Shard(1, 9, slice(2, 4), (8, 10))])
+    server._without(2)
+    server.call(7, 2, 3)
+    server.seat(10, 2, 1)  # it trains: nobody tells that but itself
+    calls.tell_all([other])
+    told = {message.spare: (to, message.takes_back) for to, message in sent.messages}
+    assert told == {6: (5, True), 7: (5, False), 8: (5, True)}
+    (call,) = [message for _, message in sent.messages if message.spare == 7]
+    assert (call.kind, call.place, call.epochs, call.shard) == (Kind.CALL, 2, 3, 0)
+
+
+def test_what_a_spare_says_itself_counts_more_than_what_servers_say():
+    calls, server, _, moved = calls_of([Shard(1, 9, slice(0, 2), (8, 10))])
+    server._without(2)
+    call = Message(Kind.CALL, 0, 0, 3, 2, shard=1, samples=8)
+    back = call._replace(stop=True)
+    calls.hear(call, gone={0})  # of a dead server: the next one says anew
+    assert server.peers.called() == []
+    calls.hear(call, gone=())
+    assert (server.peers.called(), server.places, server.peers[8].epochs) == ([8], {8: 2}, 3)
+    calls.hear(back, gone=())
+    assert (server.peers.called(), server.places, moved) == ([], {}, [1])
+    calls.hear(back, gone=())
+    calls.hear(Message(Kind.PLACE, 8, 0, 3, 2, shard=1), gone=())
+    for late in (call, back):
+        calls.hear(late, gone=())
+        assert server.peers[8].standing is Standing.EXPECTED
+    assert moved == [1]
+
+
 # -- by mpiexec -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_by_mpiexec_a_spare_takes_the_place_of_a_killed_worker():
+@pytest.mark.parametrize("servers", [1, 2])
+def test_by_mpiexec_a_spare_takes_the_place_of_a_killed_worker(servers):
     if running_mpi() != "Open MPI":
         pytest.skip("MPICH ends the job")
     options = ["--with-ft", "ulfm"]
-    done = mpiexec(5, PROGRAMS / "places_death.py", "2", timeout_s=60, options=options)
+    dies, ranks = servers + 1, 2 + 3 * servers
+    arguments = [str(dies), str(servers)]
+    done = mpiexec(ranks, PROGRAMS / "places_death.py", *arguments, timeout_s=60, options=options)
     assert done.returncode == 0, done.stderr
-    assert "takes the place of worker 1 (rank 2) from epoch " in done.stderr
-    server, *others = sorted(done.stdout.splitlines())
-    assert server.startswith("rank 0, server 0: [0, 0, 0, 0, 0, 0], ")
-    first, spare, replaces = others
-    assert first == "rank 1, worker 0: [6, 6, 6, 6, 6, 6], 0 lost"
-    assert spare == "rank 3, spare 0: [0, 0, 0, 0, 0, 0], 0 lost"
-    assert replaces.startswith("rank 4, worker 1: [0, ")
+    assert f"takes the place of worker 1 (rank {dies}) from epoch " in done.stderr
+    lines = sorted(done.stdout.splitlines())
+    for server, line in enumerate(lines[:servers]):
+        assert line.startswith(f"rank {server}, server {server}: [0, 0, 0, 0, 0, 0], ")
+    first, *spares, replaces = lines[servers:]
+    assert first == f"rank {servers}, worker 0: [6, 6, 6, 6, 6, 6], 0 lost"
+    idle = [
+        f"rank {dies + 1 + spare}, spare {spare}: [0, 0, 0, 0, 0, 0], 0 lost" for spare in range(len(spares))
+    ]
+    assert (spares, len(spares)) == (idle, 2 * servers - 1)
+    assert replaces.startswith(f"rank {ranks - 1}, worker 1: [0, ")
     assert replaces.endswith(" 6, 6, 6], 0 lost")
