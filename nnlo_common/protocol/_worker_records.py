@@ -49,7 +49,7 @@ class Peer:
     samples: int = 0  # taken so far
     waited: float = 0.0  # the share of its last epoch that it has spent in exchanges
     views: int = 0  # of the centre, at the ends of epochs
-    pauses: int = -1  # the number of the last pause before it joined, in a dead worker's place; -1: of all
+    pauses: int = -1  # the number of the last pause that it is no part of, as a spare; -1: there is none
     staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
     options: Vector | None = None  # for stepping its contributions, if it has sent any
     sample: Vector | None = None  # coordinates of its next contribution, if it sends any

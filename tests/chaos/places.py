@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -40,10 +40,9 @@ __all__ = [
 ALGORITHMS = ("Downpour", "Steady", "EASGD", "LocalSGD", "Synchronous")
 FRONTS = ("torch", "torch", "torch", "numpy", "train")
 ASSIGNMENTS = ("static", "dynamic")
-SERVER, WORKERS, SPARES = 0, (1, 2, 3), (4, 5)
-RANKS = 6
+WORKERS = 3
 # Of a worker in an epoch.
-BATCHES = places_data.SAMPLES // places_data.BATCH // len(WORKERS)
+BATCHES = places_data.SAMPLES // places_data.BATCH // WORKERS
 #: A wrong training ends near a half. Right ones of a front and an algorithm, disturbed or not, differ from
 #: their mean by 0.0064 (the standard deviation of 69); the lowest mean is 0.918: six deviations below it.
 LEAST_ACCURACY = 0.88
@@ -70,6 +69,7 @@ class PlacesStrike:
         algorithm: how it exchanges.
         assignment: "static" or "dynamic".
         deaths: the deaths.
+        servers: how many there are, each with two spares.
     """
 
     kind: str
@@ -77,6 +77,27 @@ class PlacesStrike:
     algorithm: str
     assignment: str
     deaths: tuple[Death, ...]
+    servers: int = 1
+
+    @property
+    def workers(self) -> range:
+        """The ranks that train."""
+        return range(self.servers, self.servers + WORKERS)
+
+    @property
+    def first_spares(self) -> range:
+        """The ranks that stay for the servers."""
+        return range(self.workers.stop, self.workers.stop + self.servers)
+
+    @property
+    def second_spares(self) -> range:
+        """The ranks that may train."""
+        return range(self.first_spares.stop, self.ranks)
+
+    @property
+    def ranks(self) -> int:
+        """The number of all ranks."""
+        return WORKERS + 3 * self.servers
 
     @property
     def where(self) -> str:
@@ -84,7 +105,8 @@ class PlacesStrike:
         return "; ".join(map(str, self.deaths)) or "nobody"
 
     def __str__(self) -> str:
-        return f"{self.front} {self.algorithm} {self.assignment}: {self.where}"
+        servers = f", {self.servers} servers" * (self.servers > 1)
+        return f"{self.front} {self.algorithm} {self.assignment}{servers}: {self.where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,47 +136,51 @@ class PlacesVerdict:
         assert self.stall_s < LONGEST_STALL_S, f"no step for {self.stall_s:.2f} s"
 
 
-def places_strikes(seed: int, count: int) -> list[PlacesStrike]:
+def places_strikes(seed: int, count: int, servers: int = 1) -> list[PlacesStrike]:
     """Return strikes of all kinds; the same arguments give the same ones.
 
     Args:
         seed: what they are drawn from.
         count: how many.
+        servers: how many servers each training has.
     """
     draw, chosen = random.Random(f"places {seed}"), []
     for number in range(count):
         kind, algorithm = _STRUCK[number % len(_STRUCK)], ALGORITHMS[number % len(ALGORITHMS)]
         front = draw.choice(FRONTS)
         assignment = ASSIGNMENTS[number // len(ALGORITHMS) % 2] if front == "torch" else "static"
-        chosen.append(PlacesStrike(kind, front, algorithm, assignment, _deaths(draw, kind, front)))
+        strike = PlacesStrike(kind, front, algorithm, assignment, (), servers)
+        chosen.append(replace(strike, deaths=_deaths(draw, strike)))
     return chosen
 
 
-def _deaths(draw: random.Random, kind: str, front: str) -> tuple[Death, ...]:
-    first, second = draw.sample(WORKERS, 2)
+def _deaths(draw: random.Random, strike: PlacesStrike) -> tuple[Death, ...]:
+    first, second = draw.sample(strike.workers, 2)
+    server = draw.randrange(strike.servers) if strike.servers > 1 else 0
     early = draw.randrange(places_data.EPOCHS - 2)
     late = draw.randint(early + 1, places_data.EPOCHS - 1)
     deaths = {
         "nobody": (),
         "worker": ((first, early),),
         "two workers": ((first, early), (second, draw.choice([early, late]))),
-        "worker, then server": ((first, early), (SERVER, late)),
-        "server, then worker": ((SERVER, early), (first, late)),
-        "worker and server": ((first, early), (SERVER, early)),
-        "worker, then its spare": ((first, early), (SPARES[-1], late)),
-        "first spare, worker": ((SPARES[0], early), (first, draw.choice([early, late]))),
+        "worker, then server": ((first, early), (server, late)),
+        "server, then worker": ((server, early), (first, late)),
+        "worker and server": ((first, early), (server, early)),
+        "worker, then its spare": ((first, early), (strike.second_spares[-1], late)),
+        "first spare, worker": ((strike.first_spares[0], early), (first, draw.choice([early, late]))),
     }
-    return tuple(_death(draw, rank, epoch, front) for rank, epoch in deaths[kind])
+    return tuple(_death(draw, rank, epoch, strike) for rank, epoch in deaths[strike.kind])
 
 
-def _death(draw: random.Random, rank: int, epoch: int, front: str) -> Death:
+def _death(draw: random.Random, rank: int, epoch: int, strike: PlacesStrike) -> Death:
     # Of `nnlo train` only the steps and files are seen; of a server and a spare no steps.
-    points = [one for one in POINTS if not (rank == SERVER and one == "step")]
-    points = [one for one in points if one != "manifest" or (rank == SERVER and front == "torch")]
+    front, serves = strike.front, rank < strike.servers
+    points = [one for one in POINTS if not (serves and one == "step")]
+    points = [one for one in points if one != "manifest" or (rank == 0 and front == "torch")]
     if front != "torch":
         points = [one for one in points if one in ("time", "step")]
-    if rank in SPARES:
-        points = ["step"] if rank == SPARES[-1] else ["time"]
+    if rank >= strike.workers.stop:
+        points = ["step"] if rank in strike.second_spares else ["time"]
     point = draw.choice(points)
     pace_s = 0.45
     number = {
@@ -163,7 +189,7 @@ def _death(draw: random.Random, rank: int, epoch: int, front: str) -> Death:
         "manifest": draw.randint(1, 4),
     }
     if front == "train":
-        number["step"] += epoch * BATCHES if rank in WORKERS else 0
+        number["step"] += epoch * BATCHES if rank in strike.workers else 0
         epoch = 0
     after_s = round((epoch + draw.random()) * pace_s, 3) if point == "time" else 0.0
     return Death(rank, point, epoch, number.get(point, 1), after_s)
@@ -178,9 +204,11 @@ def strike_places(strike: PlacesStrike, folder: Path) -> PlacesVerdict:
     status, text, lines = _run(strike, folder, strike.deaths)
     told = f"{strike}, status {status}:\n{text}"
     died = _died(folder)
+    servers = set(range(strike.servers)) & set(died)
     if status != 0:
-        assert SERVER in died, told
-        may_end = _EARLY if SPARES[0] not in died else (*_EARLY, "a server of the centre has died")
+        assert servers, told
+        alone = set(strike.first_spares) & set(died)
+        may_end = (*_EARLY, "a server of the centre has died") if alone else _EARLY
         assert any(words in text for words in may_end), told
         status, text, _ = _run(strike, folder, ())
         assert status == 0, f"{strike}, resumed, status {status}:\n{text}"
@@ -188,11 +216,12 @@ def strike_places(strike: PlacesStrike, folder: Path) -> PlacesVerdict:
     accuracy = _accuracy(text)
     assert accuracy > LEAST_ACCURACY, f"accuracy {accuracy}; {told}"
     taken = {int(spare): (int(rank), int(epoch) - 1) for spare, rank, epoch in _TAKES.findall(text)}
-    assert set(taken) <= {SPARES[-1]}, told  # the first one stays for the server
+    assert set(taken) <= set(strike.second_spares), told  # the first ones stay for the servers
     _check_taken(strike, died, taken, folder, told)
     twice = _check_samples(strike, died, taken, folder, told)
     end = "nobody died" if not died else "place taken" if taken else "went on"
-    return PlacesVerdict(end, accuracy, _stall(died, folder), twice, _recovered(died, lines, folder))
+    stall_s, recovered = _stall(strike, died, folder), _recovered(strike, died, lines, folder)
+    return PlacesVerdict(end, accuracy, stall_s, twice, recovered)
 
 
 # -- the job ----------------------------------------------------------------------------------------------
@@ -208,7 +237,7 @@ def _run(strike: PlacesStrike, folder: Path, deaths: Sequence[Death]) -> tuple[i
         job = starting(_command(strike, folder), text, {"NNLO_CHAOS_FOLDER": str(folder)})
         with job as process, none_left(members), watched(folder / "text") as lines:
             limit_s = time.monotonic() + _END_S
-            while process.poll() is None and len([*folder.glob("pid*")]) < RANKS:
+            while process.poll() is None and len([*folder.glob("pid*")]) < strike.ranks:
                 assert time.monotonic() < limit_s, f"{strike} does not begin: {(folder / 'text').read_text()}"
                 time.sleep(0.01)
             members += _processes(process, folder)
@@ -225,13 +254,14 @@ def _run(strike: PlacesStrike, folder: Path, deaths: Sequence[Death]) -> tuple[i
 
 
 def _command(strike: PlacesStrike, folder: Path) -> list[str | Path]:
-    command = [launcher(), "--with-ft", "ulfm", "-n", str(RANKS)]
-    here = Path(__file__)
+    command = [launcher(), "--with-ft", "ulfm", "-n", str(strike.ranks)]
+    here, servers = Path(__file__), str(strike.servers)
     if strike.front == "numpy":
-        return [*command, *start_of(here.with_name("places_numpy_job.py")), folder, strike.algorithm]
+        program = start_of(here.with_name("places_numpy_job.py"))
+        return [*command, *program, folder, strike.algorithm, servers]
     if strike.front == "torch":
         program = start_of(here.with_name("places_job.py"))
-        return [*command, *program, folder, strike.algorithm, strike.assignment]
+        return [*command, *program, folder, strike.algorithm, strike.assignment, servers]
     for name, size, seed in (("train", places_data.SAMPLES, 0), ("val", 2000, 1)):
         _write(folder / f"{name}.h5", size, seed)
     every = ["--every", "4"] if strike.algorithm in ("EASGD", "LocalSGD") else []
@@ -241,7 +271,7 @@ def _command(strike: PlacesStrike, folder: Path) -> list[str | Path]:
         *("--val", folder / "val.h5", "--mode", strike.algorithm.lower(), *every, "--loss", "cross_entropy"),
         *("--metrics", "accuracy", "--epochs", str(places_data.EPOCHS), "--batch", str(places_data.BATCH)),
         *("--optimizer", "sgd", "--learning-rate", "0.1", "--run", folder / "run", "--checkpoint"),
-        *("--spares", "2"),
+        *("--servers", servers, "--spares", str(2 * strike.servers)),
     ]
 
 
@@ -310,20 +340,21 @@ def _check_taken(
     folder: Path,
     told: str,
 ) -> None:
-    """Check that the second spare trains if a worker has died early enough, and only then."""
-    trained = _steps(strike, folder, SPARES[-1], taken.get(SPARES[-1], (0, 0))[1])
-    for spare, (rank, epoch) in taken.items():
+    """Check that a second spare trains if a worker has died early enough, and only then."""
+    for spare in strike.second_spares:
+        rank, epoch = taken.get(spare, (None, 0))
+        trained = _steps(strike, folder, spare, epoch)
+        if rank is None:
+            assert not trained, told
+            continue
         assert rank in died, told
-        assert spare == SPARES[-1], told
         assert min(trained, default=epoch) >= epoch, told
         if strike.assignment == "static" and spare not in died:
             assert trained, told
-    if not taken:
-        assert not trained, told
-    dead = [rank for rank in died if rank in WORKERS]
+    dead = [rank for rank in died if rank in strike.workers]
     counted = strike.front != "train" or strike.algorithm != "Steady"
-    if dead and counted and not {SERVER, SPARES[0]} & set(died):
-        at = _epoch_at(strike, folder, set(WORKERS) - set(dead), min(died[rank] for rank in dead))
+    if dead and counted and not {*range(strike.servers), *strike.first_spares} & set(died):
+        at = _epoch_at(strike, folder, set(strike.workers) - set(dead), min(died[rank] for rank in dead))
         # The server decides at the end of this epoch or the next one; at that of the last one nobody comes.
         assert taken or at > places_data.EPOCHS - 3, told
 
@@ -351,10 +382,10 @@ def _check_samples(
     Where progress ends an epoch there is no such number.
     """
     first = {spare: epoch for spare, (_, epoch) in taken.items()}
-    trains = [*WORKERS, *taken]
+    trains = [*strike.workers, *taken]
     used = {rank: _steps(strike, folder, rank, first.get(rank, 0)) for rank in trains}
     if strike.algorithm == "Steady":
-        assert all(used[rank] for rank in trains if rank not in died and rank in WORKERS), told
+        assert all(used[rank] for rank in trains if rank not in died and rank in strike.workers), told
         return 0
     living = [rank for rank in trains if rank not in died]
     if strike.assignment == "static":
@@ -362,7 +393,7 @@ def _check_samples(
     every = _sum(epochs for rank in trains for epochs in used[rank].values())
     kept = _sum(epochs for rank in living for epochs in used[rank].values())
     twice = sum(count > places_data.EPOCHS for count in every.values())
-    if SERVER not in died:  # its ledger has gone back to the copy, if a worker has died, too
+    if 0 not in died:  # its ledger has gone back to the copy, if a worker has died, too
         assert max(kept.values()) <= places_data.EPOCHS, told
     if strike.assignment == "dynamic":
         lost = sum(every[number] < places_data.EPOCHS for number in range(places_data.SAMPLES))
@@ -374,7 +405,7 @@ def _check_shares(
     used: Mapping[int, Mapping[int, Counter[int]]], living: Sequence[int], first: Mapping[int, int], told: str
 ) -> None:
     """Check that each living rank has used its share of each epoch since its first one, and no other."""
-    share = places_data.SAMPLES // len(WORKERS)
+    share = places_data.SAMPLES // WORKERS
     for epoch in range(places_data.EPOCHS):
         parts = [used[rank].get(epoch, Counter()) for rank in living]
         for rank, part in zip(living, parts, strict=True):
@@ -387,17 +418,19 @@ def _sum(counts: Iterable[Counter[int]]) -> Counter[int]:
     return sum(counts, Counter())
 
 
-def _stall(died: Mapping[int, float], folder: Path) -> float:
+def _stall(strike: PlacesStrike, died: Mapping[int, float], folder: Path) -> float:
     """Return for how long a survivor made no step about the time of a death."""
-    survivors = [rank for rank in WORKERS if rank not in died]
+    survivors = [rank for rank in strike.workers if rank not in died]
     return max([0.0, *(longest_gap(folder, rank, at_s) for rank in survivors for at_s in died.values())])
 
 
-def _recovered(died: Mapping[int, float], lines: Lines, folder: Path) -> tuple[tuple[str, float], ...]:
+def _recovered(
+    strike: PlacesStrike, died: Mapping[int, float], lines: Lines, folder: Path
+) -> tuple[tuple[str, float], ...]:
     """Return for each dead server and worker when a step was made without it."""
-    steps = [at_s for rank in WORKERS if rank not in died for at_s in steps_s(folder, rank)]
-    told = {SERVER: ("server, with a spare", TAKEN_OVER)}
-    told |= {rank: ("worker", dropped(rank)) for rank in WORKERS}
+    steps = [at_s for rank in strike.workers if rank not in died for at_s in steps_s(folder, rank)]
+    told = dict.fromkeys(range(strike.servers), ("server, with a spare", TAKEN_OVER))
+    told |= {rank: ("worker", dropped(rank)) for rank in strike.workers}
     found = [
         (told[rank][0], next_s(lines, told[rank][1], died[rank], steps)) for rank in told if rank in died
     ]
@@ -407,7 +440,7 @@ def _recovered(died: Mapping[int, float], lines: Lines, folder: Path) -> tuple[t
 # -- the command ------------------------------------------------------------------------------------------
 
 
-def strike_all_places(seed: int, count: int, jobs: int, only: int | None) -> int:
+def strike_all_places(seed: int, count: int, jobs: int, only: int | None, servers: int) -> int:
     """Strike as often as is asked for, print a line for each strike and a table; return how many went wrong.
 
     Args:
@@ -415,8 +448,9 @@ def strike_all_places(seed: int, count: int, jobs: int, only: int | None) -> int
         count: how many.
         jobs: how many at a time.
         only: the number of one strike to repeat; None: all.
+        servers: how many servers each training has.
     """
-    chosen = list(enumerate(places_strikes(seed, count), 1))
+    chosen = list(enumerate(places_strikes(seed, count, servers), 1))
     chosen = chosen if only is None else [chosen[only - 1]]
     rows: dict[str, list[PlacesVerdict | None]] = {}
     with ThreadPoolExecutor(jobs) as pool:

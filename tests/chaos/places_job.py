@@ -11,7 +11,7 @@ import nnlo_torch
 from tests.chaos import places_data
 from tests.chaos.dying import Notes
 
-folder, algorithm, assignment = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+folder, algorithm, assignment, servers = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 OPTIONS = {"EASGD": {"every": 4}, "LocalSGD": {"every": 4}}
 notes = Notes(folder, MPI.COMM_WORLD.Get_rank())
 
@@ -27,7 +27,8 @@ x, y = map(torch.from_numpy, places_data.samples(places_data.SAMPLES, 0))
 x_test, y_test = map(torch.from_numpy, places_data.samples(2000, 1))
 data = torch.utils.data.TensorDataset(x, y, torch.arange(places_data.SAMPLES))
 plain = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = getattr(nnlo_torch, algorithm)(plain, model=model, spares=2, **OPTIONS.get(algorithm, {}))
+options = {"servers": servers, "spares": 2 * servers, **OPTIONS.get(algorithm, {})}
+optimizer = getattr(nnlo_torch, algorithm)(plain, model=model, **options)
 sampler = nnlo_torch.ShardSampler(data, shuffle=True, assignment=assignment, unit=places_data.BATCH)
 loader = torch.utils.data.DataLoader(data, batch_size=places_data.BATCH, sampler=sampler)
 checkpoint = nnlo_torch.Checkpoint(folder / "run", optimizer, minutes=0.3 / 60)

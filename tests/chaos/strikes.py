@@ -569,7 +569,8 @@ def main() -> int:
     if given.places:
         from tests.chaos.places import strike_all_places  # which uses this module
 
-        return int(strike_all_places(given.seed, given.count, given.jobs, given.only) > 0)
+        servers = given.servers or 1
+        return int(strike_all_places(given.seed, given.count, given.jobs, given.only, servers) > 0)
     mpi, table = running_mpi(), _Table()
     kinds = {"ulfm": mpi == "Open MPI", "spared": given.spared, "heir": given.heir}
     chosen = list(enumerate(strikes(given.seed, given.count, **kinds), 1))

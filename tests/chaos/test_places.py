@@ -18,25 +18,26 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "assignment", "deaths"),
+    ("algorithm", "assignment", "deaths", "servers"),
     [
-        ("Synchronous", "static", (Death(2, "step", 1, 7),)),
+        ("Synchronous", "static", (Death(2, "step", 1, 7),), 1),
+        ("Downpour", "dynamic", (Death(3, "step", 1, 7), Death(1, "end", 4)), 2),
         pytest.param(
-            *("EASGD", "static", (Death(1, "part", 0, 2), Death(0, "evaluation", 4))),
+            *("EASGD", "static", (Death(1, "part", 0, 2), Death(0, "evaluation", 4)), 1),
             marks=pytest.mark.extended,
         ),
-        ("Downpour", "dynamic", (Death(3, "step", 1, 7), Death(0, "end", 4))),
+        ("Downpour", "dynamic", (Death(3, "step", 1, 7), Death(0, "end", 4)), 1),
     ],
-    ids=lambda one: one if isinstance(one, str) else "; ".join(map(str, one)),
+    ids=lambda one: "; ".join(map(str, one)) if isinstance(one, tuple) else str(one),
 )
-def test_a_spare_trains_in_a_dead_workers_place(algorithm, assignment, deaths, tmp_path):
-    """Also if the server dies later, whose place the first spare takes."""
-    strike = PlacesStrike("chosen", "torch", algorithm, assignment, deaths)
+def test_a_spare_trains_in_a_dead_workers_place(algorithm, assignment, deaths, servers, tmp_path):
+    """Also if a server dies later, whose place the first spare takes."""
+    strike = PlacesStrike("chosen", "torch", algorithm, assignment, deaths, servers)
     assert strike_places(strike, tmp_path).end == "place taken"
 
 
 @pytest.mark.extended
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("strike", places_strikes(seed=1, count=39), ids=str)
+@pytest.mark.parametrize("strike", [*places_strikes(1, 39), *places_strikes(1, 13, servers=2)], ids=str)
 def test_no_death_keeps_a_place_free_or_loses_samples(strike, tmp_path):
     strike_places(strike, tmp_path).check_times()
