@@ -231,6 +231,7 @@ def test_with_every_algorithm(wrapper, source):
         assert all(map(np.array_equal, weights, ranks[0][2]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_second_spares_of_several_servers_train_too(source, monkeypatch):
     monkeypatch.setitem(RANKS, "servers", 2)
