@@ -298,6 +298,14 @@ def test_a_spare_that_only_a_dead_server_has_called_is_waited_for_by_no_other(na
     assert batches_of(results, EPOCHS - 1) == list(range(WORKERS * STEPS))
 
 
+@pytest.mark.parametrize("name", ["downpour", "synchronous"])
+def test_a_spare_that_stays_for_the_servers_now_is_waited_for_by_no_other(name):
+    """The first server dies once it has called the second of its two spares, and told the other server."""
+    results = train(name, (3, "send EPOCH", 1), (0, "send PULL", 1), servers=2, spares=3)
+    roles = {1: "server 1", 2: "worker 0", 4: "worker 2", 5: "server 0", 6: "spare 1", 7: "spare 2"}
+    check(results, dead={0, 3}, roles=roles)
+
+
 @pytest.mark.parametrize(
     "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(40, 600))]
 )
