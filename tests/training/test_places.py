@@ -306,6 +306,17 @@ def test_a_spare_that_stays_for_the_servers_now_is_waited_for_by_no_other(name):
     check(results, dead={0, 3}, roles=roles)
 
 
+def test_the_heir_of_another_server_hears_from_the_first_which_spares_are_called():
+    """Its copy may be older than the call; the spare itself says so only when it joins."""
+    reached = {}
+    results = train(
+        "synchronous", (3, "send EPOCH", 1), (1, "receive CALL", 1), servers=2, spares=5, reached=reached
+    )
+    roles = {0: "server 0", 2: "worker 0", 4: "worker 2", 5: "spare 0", 6: "server 1", 7: "spare 2"}
+    check(results, dead={1, 3}, roles={**roles, 8: "spare 3", 9: "worker 1"})
+    assert reached[6, "receive CALL"] >= 1
+
+
 @pytest.mark.parametrize(
     "seed", [*range(40), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(40, 600))]
 )
