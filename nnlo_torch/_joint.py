@@ -12,6 +12,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import ALGORITHMS, Periodic, RankOptions, RankWorld, Session, readable
+from nnlo_torch._ahead import GradientsAhead
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients
@@ -57,6 +58,7 @@ class JointTraining:
         options: the algorithm and the other options that its wrappers have in common, as text.
         ranks: what the user says of the ranks.
         group_gradients: makes the mean gradients of this rank's group, if it is in one.
+        gradients_ahead: sends gradients while they are made, if this worker is to.
         settled: the name of what relies on the members as they are; empty: another may still join.
         active: the member that makes the step.
         watches: the periodic calls of a process alone.
@@ -79,6 +81,7 @@ class JointTraining:
         self.members: list[Any] = []  # wrappers; their module imports this one
         self.options, self.ranks = "", RankOptions()
         self.group_gradients: GroupGradients | None = None
+        self.gradients_ahead: GradientsAhead | None = None
         self.settled, self.active = "", 0
         self.team: Session | None = None
         self.flat_model: FlatModel | None = None
@@ -158,6 +161,9 @@ class JointTraining:
         if self.group_gradients is not None:
             self.group_gradients.release()
             self.group_gradients = None
+        if self.gradients_ahead is not None:
+            self.gradients_ahead.release()
+            self.gradients_ahead = None
         if self.flat_model is not None:
             self.flat_model.release()
         for center in self.centers:
@@ -182,6 +188,12 @@ class JointTraining:
                 f"a training with several optimizers cannot use {name}: {wrapper.algorithm.one_optimizer}; "
                 f"use {', '.join(others)} or {last}, or call optimizer.close() on the first wrapper if its "
                 "training is over"
+            )
+        if self.ranks.overlap:
+            raise collective(
+                "a training with several optimizers cannot have overlap=True: a backward pass may make "
+                "gradients of several, of which one steps; leave overlap out, or call optimizer.close() on "
+                "the first wrapper if its training is over"
             )
         if self.settled:
             raise collective(

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from nnlo_common.plugin import (
     readable,
     warn,
 )
+from nnlo_torch._ahead import GradientsAhead
 from nnlo_torch._compat import global_hooks, hooks_of, stepped, watch_saves, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import JointTraining, joint_training
@@ -197,6 +199,12 @@ def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: boo
     return float(momenta.pop() or 0.0)
 
 
+def _call(method: weakref.WeakMethod[Callable[[], object]], role: str) -> None:  # noqa: ARG001
+    """Call a method of a wrapper that is still there: the training outlives its wrappers."""
+    if (there := method()) is not None:
+        there()
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
@@ -288,11 +296,10 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         for one in joint.members:
             one.rank, one.size, one.role = world.rank, world.size, joint.team.role
         joint.team.when_taking_over(joint.take_over)
-        follow = weakref.WeakMethod(self._follow_commits)  # the training outlives its wrappers
-        joint.at_taking_over.append(lambda _: (call := follow()) and call())
-        look = weakref.WeakMethod(self._look_for_hand_changes)
-        joint.at_taking_over.append(lambda _: (call := look()) and call())
+        for call in (self._follow_commits, self._look_for_hand_changes, self._send_ahead):
+            joint.at_taking_over.append(partial(_call, weakref.WeakMethod(call)))
         self._look_for_hand_changes()
+        self._send_ahead()
         if self.serves:
             explain_missing_variables()
         if not self._steps_here:
@@ -310,6 +317,17 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         if not self._steps_here and not self.serves and joint.flat_model is not None:
             modules = renormed(self._modules())
             joint.hand_changes = HandChanges(joint.flat_model, modules, type(self).__name__)
+
+    def _send_ahead(self) -> None:
+        """Let gradients leave while they are made, on a worker that is to."""
+        joint = self._joint
+        if joint.gradients_ahead is not None:
+            joint.gradients_ahead.release()
+            joint.gradients_ahead = None
+        if joint.ranks.overlap and not self.serves:
+            assert joint.team is not None  # it has joined
+            assert joint.flat_model is not None
+            joint.gradients_ahead = GradientsAhead(joint.team, joint.flat_model)
 
     def _begin(
         self,
@@ -406,6 +424,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
                 loss = closure()
         if joint.group_gradients is not None:
             joint.group_gradients.settle()
+        if joint.gradients_ahead is not None:
+            joint.gradients_ahead.settle()
         if len(joint.members) > 1:
             self._take_turn()
         team.shown.take_changes()

@@ -36,6 +36,7 @@ class DownpourWorker(WorkerRule):
     ) -> None:
         super().__init__(pipeline=pipeline)
         self.n_push, self.n_fetch, self.first_push = n_push, n_fetch, first_push
+        self.sends_each_gradient = n_push == 1
         self.began = 0  # the schedule counts from this step
         self.behind = 0  # steps since the last request for the centre, this one included
         # A single gradient is sent from the worker's gradient vector, without a sum.

@@ -169,6 +169,8 @@ class WorkerRule(Stateful, ABC):
     keeps_progress: ClassVar[bool] = False
     # Whether `incoming` takes one part of a reply after the other.
     absorbs_parts: ClassVar[bool] = True
+    # Whether each step's request sends its gradient as it is, so that parts of it may leave before the step.
+    sends_each_gradient: bool = False
 
     def __init__(self, *, pipeline: int = 0) -> None:
         self.clock = self.gathered = 0

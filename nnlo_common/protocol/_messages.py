@@ -63,6 +63,8 @@ class Kind(enum.IntEnum):
     answers what it has asked for as a worker."""
     CALL = 22
     """First server, to another: calls a spare to train in the place of a dead worker, or not. One way."""
+    WITHDRAWN = 23
+    """Worker, to the transport of a server: what it has sent ahead of a message counts for nothing."""
 
 
 #: Requests that get no reply.
@@ -305,6 +307,12 @@ def announced(frame: Frame) -> int:
     """Return the number of values that the header in `frame` announces."""
     size: int = _HEADER.unpack(frame.header)[9]
     return size
+
+
+def kind_in(frame: Frame) -> Kind | None:
+    """Return the kind of the message in `frame`; None: none of this version."""
+    kind: int = _HEADER.unpack(frame.header)[2]
+    return _KINDS.get(kind)
 
 
 def comes_in_parts(frame: Frame) -> bool:

@@ -183,6 +183,17 @@ class ShardClient:
         """This shard's part of the current gradient."""
         return self.shard.piece(self._gradient.vector)
 
+    def ahead(self, start: int) -> Vector | None:
+        """Return this shard's part of the gradient if it may leave before the step; None: it may not.
+
+        Args:
+            start: the place in the whole gradient behind which all is made.
+        """
+        sends = self.rule.sends_each_gradient and self._wire is None and not self.outgoing_frames
+        if not sends or self.phase is not Phase.TRAINING or start >= self.shard.place.stop:
+            return None
+        return self.gradient
+
     def use_gradient(self, gradient: FlatVector) -> None:
         """Take later contributions from `gradient`, which stays unchanged until they are answered."""
         self._gradient, self.lent = gradient, True

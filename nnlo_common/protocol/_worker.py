@@ -169,6 +169,21 @@ class Worker:
             shard_client.pauses = pauses
         yield from self._all(ShardClient.join, others)
 
+    def ahead(self, start: int = 0) -> Iterator[tuple[Shard, Vector, int]]:
+        """Give each shard whose part of the next step's gradient may leave now, as far as it is made.
+
+        Args:
+            start: the place in the gradient behind which all is made.
+
+        Returns:
+            The shard, its part of the gradient, and the place in that part behind which all is made.
+        """
+        for shard_client in self.shard_clients:
+            vector = shard_client.ahead(start)
+            if vector is not None:
+                shard = shard_client.shard
+                yield shard, vector, max(start - shard.place.start, 0)
+
     def step(self, local_step: Callable[[], object] | None = None) -> Activity:
         """Make one step with the gradient in `gradient`.
 

@@ -579,6 +579,8 @@ class MemoryEndpoint:
         self._cluster, self._world, self._channel = cluster, world, channel
         self._ranks = range(cluster.size) if ranks is None else ranks  # by their numbers in links
         self._sizes = {(link.peer, link.shard): link.size for link in links}
+        self._may_be_ahead = {(link.peer, link.shard) for link in links if link.ahead and not link.serving}
+        self._ahead: dict[tuple[int, int], tuple[Vector, Vector, int]] = {}  # vector, copy of what has left
         self._inbox = cluster.inbox(world.rank, channel)
 
     def send(
@@ -590,12 +592,39 @@ class MemoryEndpoint:
     ) -> None:
         """Put a copy of the message into the peer's inbox; what is computed meanwhile comes in parts."""
         parts = filled_unevenly(message, fill)
+        message = self._with_what_left(peer, message)
         self._world.reach(f"send {message.kind.name}")
         copy = Frame(self._sizes[peer, message.shard])
         if message.vector is not None:
             np.copyto(copy.vector[: message.vector.size], message.vector)
         received = in_parts(Received(decode(copy, encode(message, copy)), copy), parts)
         self._cluster.inbox(self._ranks[peer], self._channel).put(received)
+
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+        """Copy what lies behind `start` in a vector, as it is now; its message has these numbers."""
+        if (peer, shard) not in self._may_be_ahead:
+            return
+        self._world.reach("send AHEAD")
+        _, left, stop = self._ahead.get((peer, shard), (vector, np.empty_like(vector), vector.size))
+        if start < stop:
+            np.copyto(left[start:stop], vector[start:stop])
+        self._ahead[peer, shard] = vector, left, min(start, stop)
+
+    def withdraw(self, peer: int, shard: int) -> None:
+        """Forget what has been copied."""
+        if self._ahead.pop((peer, shard), None) is not None:
+            self._world.reach("send WITHDRAWN")
+
+    def _with_what_left(self, peer: int, message: Message) -> Message:
+        """Return a message with the numbers that have left ahead of it."""
+        vector, left, stop = self._ahead.get((peer, message.shard), (None, None, 0))
+        if message.vector is None or vector is None or left is None or message.vector.size != vector.size:
+            return message
+        if message.vector.ctypes.data != vector.ctypes.data:
+            return message
+        del self._ahead[peer, message.shard]
+        np.copyto(left[:stop], vector[:stop])
+        return message.with_vector(left)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None after `timeout_s`."""

@@ -34,7 +34,7 @@ from nnlo_common.training._all_reduce import ALL_REDUCES, Reducer, reducer_of
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._group_worker import GroupTrainer, GroupWorkerRank
 from nnlo_common.training._heir_rank import HeirRank
-from nnlo_common.training._plan import TrainingPlan, agree
+from nnlo_common.training._plan import TrainingPlan, agree, readable
 from nnlo_common.training._rank_parts import TeamPart
 from nnlo_common.training._server_rank import ServerRank
 from nnlo_common.training._spare_rank import PlacedRank, PlaceTaken, SpareRank
@@ -183,11 +183,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
         agree(world, plan)
         topology = planned(world, plan.ranks.roles(plan.algorithm.tree()))
         cell = topology.cell_of(world.rank)
-        if world.of_trial and plan.ranks.all_reduce != "auto":
-            raise ConfigurationError(
-                f"all_reduce={plan.ranks.all_reduce!r} in a trial of a search: there the ranks of a group "
-                "add up gradients by messages, so that the trial can be broken off; leave all_reduce out"
-            )
+        _check_options(world, plan)
         check_layout(plan.algorithm, cell)
         if cell.branches:
             check_tree(plan)
@@ -256,6 +252,41 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     )
 
 
+def _check_options(world: RankWorld, plan: TrainingPlan) -> None:
+    """Refuse ways to send gradients that this world or this algorithm does not have."""
+    if world.of_trial and plan.ranks.all_reduce != "auto":
+        raise ConfigurationError(
+            f"all_reduce={plan.ranks.all_reduce!r} in a trial of a search: there the ranks of a group "
+            "add up gradients by messages, so that the trial can be broken off; leave all_reduce out"
+        )
+    if plan.ranks.overlap:
+        _check_overlap(plan)
+
+
+def _check_overlap(plan: TrainingPlan) -> None:
+    """Refuse gradients that leave while they are made where a step does not send them as they are."""
+    algorithm, servers = plan.algorithm, plan.ranks.servers
+    if plan.ranks.grouped:
+        problem = "in groups: all_reduce='thread' adds up gradients while they are made"
+    elif algorithm.tree():
+        problem = "with sub_servers: they send what they have added up"
+    elif algorithm.lag:
+        problem = f"with lag={algorithm.lag}, which hides the whole exchange; leave one of them out"
+    elif algorithm.wire != "float32":
+        problem = f"with wire={algorithm.wire!r}, which needs the whole gradient; leave one of them out"
+    elif not algorithm.worker(1, 1).sends_each_gradient:
+        problem = (
+            f"with {readable(algorithm.describe())}: it does not send the gradient of each step as it is"
+        )
+    elif servers > 1 and algorithm.sampled(plan.parameters.vector.size, 2) is not None:
+        problem = (
+            f"with {type(algorithm).__name__} and servers={servers}: it needs numbers of the whole first"
+        )
+    else:
+        return
+    raise ConfigurationError(f"overlap=True is not possible {problem}")
+
+
 def _has_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
     """Return whether workers take the places of dead servers, none of them those of two (collective).
 
@@ -291,8 +322,8 @@ def _has_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
 def _has_room_for_heirs(world: RankWorld, plan: TrainingPlan, cell: Cell) -> bool:
     """Return whether the hosts of the workers that would be heirs have the memory for it (collective)."""
     heirs = [rank for index in range(len(cell.servers)) for rank in _heirs_of(index, cell)]
-    # A message of each other worker, and two copies of up to so many vectors while one of them arrives.
-    vectors = len(cell.workers) + 2 * _COPIED_VECTORS
+    # Messages of each other worker, and two copies of up to so many vectors while one of them arrives.
+    vectors = (1 + plan.ranks.overlap) * len(cell.workers) + 2 * _COPIED_VECTORS
     needed = 4 * vectors * plan.parameters.vector.size // len(cell.servers)
     told = [text.split(maxsplit=1) for text in world.gather_text(f"{free_memory()[0]} {world.host}")]
     for heir in heirs:
@@ -649,7 +680,8 @@ def _buffered(plan: TrainingPlan) -> int:
 def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
     places = plan.algorithm.sampled(plan.parameters.vector.size, 2)
     size = max(shard.place.stop - shard.place.start, plan.options, 0 if places is None else places.size)
-    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving)
+    ahead = shard.place.stop - shard.place.start if plan.ranks.overlap else 0
+    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving, ahead)
 
 
 def _query_link(plan: TrainingPlan, shards: Sequence[Shard], peer: int, *, serving: bool) -> Link:

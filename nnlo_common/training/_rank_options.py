@@ -38,6 +38,7 @@ class RankArguments(TypedDict, total=False):
     stall_timeout_s: float | None
     spares: int
     heir: bool | None
+    overlap: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,11 @@ class RankOptions:
         "the first worker holds a copy of the server's state, and serves in its place once it has died, with "
         "several servers as many workers, one for each; else it does so under mpiexec --with-ft ulfm, where "
         "it can and memory allows",
+    )
+    overlap: bool = option(
+        False,
+        "send a gradient to the servers while the backward pass makes the rest of it; PyTorch on CPUs, an "
+        "exchange in each step, lag=0",
     )
 
     def __post_init__(self) -> None:
@@ -147,6 +153,11 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
+        if self.overlap and framework != "nnlo_torch":
+            raise ConfigurationError(
+                "overlap=True is possible only with the wrappers of nnlo_torch: PyTorch alone says when a "
+                "gradient is made; leave overlap out, or use lag=1"
+            )
 
     @property
     def grouped(self) -> bool:

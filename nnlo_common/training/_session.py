@@ -438,6 +438,16 @@ class Session:
         if moves:
             self._show()
 
+    def send_ahead(self, start: int) -> None:
+        """Begin to send the next step's gradient, which is made behind `start` and changes no more there."""
+        if self._started and isinstance(self._worker, WorkerRank):
+            self._worker.send_ahead(start)
+
+    def withdraw(self) -> None:
+        """Let what was sent ahead count for nothing: the gradient has changed since."""
+        if self._started and isinstance(self._worker, WorkerRank):
+            self._worker.withdraw()
+
     def sum_by(self, make: Callable[[], GradientSum]) -> None:
         """Add up this worker's gradients elsewhere, unless anything but their sum is needed.
 

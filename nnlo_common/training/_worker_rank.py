@@ -94,6 +94,16 @@ class WorkerRank:
         self._first = False
         self._steps += 1
 
+    def send_ahead(self, start: int) -> None:
+        """Begin to send the next step's gradient, which is made behind `start` and changes no more there."""
+        for shard, vector, made in self._worker.ahead(start):
+            self._endpoint.send_ahead(shard.server, shard.index, vector, made)
+
+    def withdraw(self) -> None:
+        """Let what was sent ahead count for nothing: the gradient has changed, or no step follows."""
+        for shard, _, _ in self._worker.ahead():
+            self._endpoint.withdraw(shard.server, shard.index)
+
     def begin_epoch(self) -> bool:
         """Begin an epoch at the end of the last one; return whether that has moved the parameters."""
         moves, self._first = self._worker.refreshes, True

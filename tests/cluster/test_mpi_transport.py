@@ -42,7 +42,7 @@ def test_the_job_ends_in_good_order(done):
     # On a busy machine ranks may be late, and are named.
     beside = [line for line in said.splitlines() if not re.search("(has|have) not come", line)]
     assert (status, beside) == (0, [])
-    assert len(CHECKS) == 17
+    assert len(CHECKS) == 18
 
 
 PARTS = 8
@@ -78,6 +78,17 @@ def test_a_death_in_the_middle_of_a_reply(what, tmp_path):
             re.fullmatch(r"worker: after (\d) parts: .*rank 0.*in the middle of a reply.*", said[0])[1]
         )
         assert 1 <= parts <= 3
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["worker dies", "worker dies later", "server dies"])
+def test_a_death_in_the_middle_of_a_vector_that_travels_ahead(what):
+    if running_mpi() != "Open MPI":
+        pytest.skip("MPICH ends the job")
+    done = mpiexec(2, PROGRAMS / "ahead_death.py", what, timeout_s=60, options=["--with-ft", "ulfm"])
+    expected = "worker: Lost(rank=0)" if what == "server dies" else "server: Lost(rank=1)"
+    assert done.stdout.splitlines() == [expected], done.stderr
 
 
 @pytest.mark.mpi

@@ -8,9 +8,9 @@ from mpi4py import MPI
 
 from nnlo_common import FlatVector
 from nnlo_common.cluster.transport._endpoint import Link
-from nnlo_common.cluster.transport._mpi import PART
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._parts import PART
 from nnlo_common.protocol import Kind, Message
 
 world = MPIWorld(World())
@@ -402,7 +402,74 @@ def closed_early():
     here.close()
 
 
+AHEAD_TURNS = ("none", "some", "all, others pass", "changed", "twice", "another vector")
+
+
+def ahead():
+    """A vector leaves part by part ahead of its message: that has its numbers, and others may pass."""
+    for size in (PART - 1, PART + 7, 5 * PART - 1, LARGE):
+        peers = workers if rank == 0 else [0]
+        here = world.open([Link(p, shard, size, 1, rank == 0, ahead=size) for p in peers for shard in (0, 1)])
+        frames = [FlatVector.of([numbers(size)]), FlatVector.of([numbers(size + 5)])]
+        for turn, what in enumerate(AHEAD_TURNS):
+            if rank:
+                for shard, flat in enumerate(frames):
+                    send_ahead(here, what, turn, shard, flat, flat.vector[3 : 3 + size] if shard else flat.vector)
+                for _ in frames:
+                    event = here.receive()
+                    got, first = event.whole().message, 3 * event.message.shard
+                    expected = numbers(size) + first + turn + 1
+                    assert np.array_equal(got.vector, expected), (size, what, got)
+                    here.release(0, event.frame)
+            left = 2 * len(workers) if rank == 0 else 0  # others may be in the next turn
+            while left:
+                event = here.receive()
+                got = event.message
+                if got.kind is Kind.OPTIONS:
+                    assert np.array_equal(got.vector, numbers(3, got.sender))
+                    here.release(got.sender, event.frame)
+                    continue
+                expected = numbers(size, got.sender) + 3 * got.shard + got.sequence
+                assert np.array_equal(got.vector, expected), (size, AHEAD_TURNS[got.sequence], got)
+                answer = message(Kind.CENTER, got.sequence, got.vector, got.shard)
+                here.send(got.sender, answer, event.frame, lambda part, v=got.vector: add_one(v, part))
+                left -= 1
+        together()
+        if rank:  # a gradient whose step is never made
+            here.send_ahead(0, 0, frames[0].vector, size // 2)
+            here.send(0, message(Kind.LEAVE))
+        for _ in workers if rank == 0 else ():
+            event = here.receive()
+            assert event.message.kind is Kind.LEAVE
+            here.release(event.message.sender, event.frame)
+        here.close()
+
+
+def send_ahead(here, what, turn, shard, flat, vector):
+    """Send a vector, whose numbers grow by one in each turn, in the way of this turn."""
+    size = vector.size
+    np.copyto(vector, numbers(size) + 3 * shard + turn)
+    frame = None if shard else flat.frame
+    starts = {"some": (size - 1, 2 * size // 3, size // 2), "twice": (size // 3, size // 4)}
+    for start in starts.get(what, () if what == "none" else (size // 2, 0)):
+        here.send_ahead(0, shard, vector, start)
+    if what == "all, others pass":
+        here.send(0, message(Kind.OPTIONS, turn, numbers(3), shard))
+    if what == "changed":
+        vector += 1
+        here.withdraw(0, shard)
+        vector -= 1
+    if what == "twice":
+        here.withdraw(0, shard)
+        here.withdraw(0, shard)
+        here.send_ahead(0, shard, vector, 1)
+    if what == "another vector":
+        vector, frame = vector.copy(), None
+    here.send(0, message(Kind.EXCHANGE, turn, vector, shard), frame)
+
+
 CHECKS = [
+    ahead,
     by_parts,
     kept_whole,
     released_early,

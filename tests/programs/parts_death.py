@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from nnlo_common import FlatVector, PeerLostError
 from nnlo_common.cluster.transport._endpoint import Link
-from nnlo_common.cluster.transport._mpi import PART
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
+from nnlo_common.cluster.transport._parts import PART
 from nnlo_common.protocol import Kind, Lost, Message
 
 PARTS = 8

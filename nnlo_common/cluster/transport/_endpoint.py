@@ -120,6 +120,7 @@ class Link:
         size: the largest number of values in a message.
         depth: how many messages may be in flight to this side at once.
         serving: this side is the server.
+        ahead: how many values of a vector may travel ahead of its message to the server; 0: none.
     """
 
     peer: int
@@ -127,6 +128,7 @@ class Link:
     size: int
     depth: int
     serving: bool
+    ahead: int = 0
 
 
 class Endpoint(Protocol):
@@ -145,6 +147,15 @@ class Endpoint(Protocol):
         other frame before that. With `fill`, which computes a part of the vector, parts may be sent while
         later ones are computed; all are computed on return.
         """
+
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+        """Begin to send what lies behind `start` in a vector whose message follows; it changes no more.
+
+        It may wait for the message, in a short vector or on a link without `ahead`.
+        """
+
+    def withdraw(self, peer: int, shard: int) -> None:
+        """Let what was sent ahead of a message count for nothing: the vector has changed, or none follows."""
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Wait for the next event without burning a core; None after `timeout_s`.

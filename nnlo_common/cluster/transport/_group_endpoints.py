@@ -217,7 +217,11 @@ class LeadEndpoint:
         self._early: deque[Event] = deque()  # replies that came while the lead waited for an answer
         self._arriving: tuple[Received, Iterator[Part | None]] | None = None  # a reply that has begun to
         self.send, self.release, self.flush = endpoint.send, endpoint.release, endpoint.flush
-        self.abandon = endpoint.abandon
+        self.send_ahead, self.withdraw, self.abandon = (
+            endpoint.send_ahead,
+            endpoint.withdraw,
+            endpoint.abandon,
+        )
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next reply, which all ranks of the group get; None after `timeout_s`."""
@@ -261,7 +265,11 @@ class QueryEndpoint:
     def __init__(self, endpoint: LeadEndpoint) -> None:
         self.send, self.release, self.flush = endpoint.send, endpoint.release, endpoint.flush
         self.receive, self.close = endpoint.receive_answer, endpoint.close
-        self.abandon = endpoint.abandon
+        self.send_ahead, self.withdraw, self.abandon = (
+            endpoint.send_ahead,
+            endpoint.withdraw,
+            endpoint.abandon,
+        )
 
 
 class MemberEndpoint:
@@ -290,6 +298,12 @@ class MemberEndpoint:
         """Send nothing, because the lead sends the same message; a received frame is free again."""
         if frame is not None:
             self.release(peer, frame)
+
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+        """Send nothing, because the lead does."""
+
+    def withdraw(self, peer: int, shard: int) -> None:
+        """Send nothing, because the lead does."""
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next reply that the lead receives; None after `timeout_s`."""

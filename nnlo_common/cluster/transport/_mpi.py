@@ -12,7 +12,8 @@ Requirements that shaped this module:
 * A worker that computes while a reply is in flight leaves the endpoint to a thread (`OverlappedEndpoint`). A
   short reply from the same host it reads after its step instead: that costs less than sharing the interpreter
   with a thread. The server does not poll for the completion of such a reply.
-* A worker that waits for a long reply gets it in parts, while the server computes later ones.
+* A worker that waits for a long reply gets it in parts, while the server computes later ones; a long vector
+  may travel ahead of its message in parts, while the worker computes earlier ones.
 """
 
 from __future__ import annotations
@@ -26,117 +27,26 @@ from functools import partial
 import numpy as np
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector, blocks
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff, Wakeup
 from nnlo_common.cluster.transport._deaths import Deaths
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
-from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Lost, Message, Received, decode, encode
+from nnlo_common.cluster.transport._parts import (
+    PART,
+    IncomingAhead,
+    IncomingParts,
+    OutgoingAhead,
+    bytes_of,
+    parts,
+    tag_of_parts,
+)
+from nnlo_common.protocol import ONE_WAY, REPLIES, Event, Kind, Lost, Message, Received, decode, encode
 from nnlo_common.protocol._events import Part, given
-from nnlo_common.protocol._messages import announced, comes_in_parts
+from nnlo_common.protocol._messages import announced, comes_in_parts, kind_in
 
-__all__ = ["IncomingParts", "MPIEndpoint", "PART", "SHORT_BYTES", "bytes_of", "parts", "tag_of_parts"]
-
-# -- parts of a long reply: a server sends each once it is computed, a worker receives a few at a time --
-# A long exchange is limited by the memory. So later parts are computed while earlier ones are sent and
-# applied, and the worker receives them where they belong or, to compute with them, in turn into little
-# memory, which stays in a cache. The first part is a message like any other, whose header announces the
-# rest; they have a tag of their own.
-
-#: Numbers in a part: 512 KiB. A longer reply is sent in parts.
-PART = 1 << 17
-# Parts of a vector of this size are longer. A few of either kind stay in a second-level cache.
-_LARGE, _LONG_PART = 1 << 21, 1 << 18
-# Parts whose receives are posted ahead. Within a host the worker copies all that has come, in one call.
-_AHEAD_NEAR, _AHEAD_FAR = 2, 3
-# MPI grants tags up to 32767; those of shards are far below.
-_TAG = 1 << 14
-
-
-def parts(size: int) -> Iterator[slice]:
-    """Cut a vector of `size` numbers into parts.
-
-    Example:
-        >>> [(part.start, part.stop) for part in parts(PART + 7)]
-        [(0, 131072), (131072, 131079)]
-    """
-    return blocks(slice(0, size), PART if size < _LARGE else _LONG_PART)
-
-
-def bytes_of(part: slice) -> slice:
-    """Return the place of a part in a frame; the header belongs to the first."""
-    return slice(HEADER_BYTES + 4 * part.start if part.start else 0, HEADER_BYTES + 4 * part.stop)
-
-
-def tag_of_parts(shard: int) -> int:
-    """Return the tag of all parts behind the first."""
-    return _TAG + shard
-
-
-class IncomingParts:
-    """The parts behind the first of the replies of one server.
-
-    Args:
-        comm: the communicator.
-        link: to the server.
-        near: the server is on this host.
-    """
-
-    def __init__(self, comm: MPI.Intracomm, link: Link, *, near: bool) -> None:
-        self._comm, self._link = comm, link
-        self._ahead = _AHEAD_NEAR if near else _AHEAD_FAR
-        self._room = deque(Frame(min(link.size, _LONG_PART)) for _ in range(self._ahead + 1))
-        self._posted: deque[tuple[Part, MPI.Request]] = deque()
-        self._later: deque[slice] = deque()
-        self.first = slice(0, 0)  # the part that came with the header
-
-    def __bool__(self) -> bool:
-        """Whether any part has not been taken."""
-        return bool(self._posted or self._later)
-
-    def expect(self, size: int) -> None:
-        """Expect the parts of a reply of `size` numbers, whose first is there."""
-        self.first, *later = parts(size)
-        self._later.extend(later)
-
-    def post(self, into: Vector | None = None) -> None:
-        """Post receives of the next parts; call it after `expect` and after each `take`.
-
-        Args:
-            into: where the numbers go; None: into memory that is used again.
-        """
-        while self._later and len(self._posted) < self._ahead:
-            part = self._later.popleft()
-            memory = self._room[0].vector[: part.stop - part.start] if into is None else into[part]
-            request = self._comm.Irecv(
-                [memory.view(np.uint8), MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard)
-            )
-            self._posted.append(((part, memory), request))
-            self._room.rotate(-1)
-
-    @property
-    def next(self) -> MPI.Request:
-        """The request of the next part."""
-        return self._posted[0][-1]
-
-    def take(self) -> Part:
-        """Return the next part, which has arrived; its numbers are valid until the next call."""
-        part, _ = self._posted.popleft()
-        return part
-
-    def finish(self) -> None:
-        """Wait for all parts: their sender waits until they are received."""
-        while self:
-            self.post()
-            self.next.Wait()
-            self.take()
-
-    def forget(self) -> None:
-        """Expect no more parts: their sender is dead."""
-        self._posted.clear()
-        self._later.clear()
-
+__all__ = ["MPIEndpoint", "SHORT_BYTES"]
 
 # Polls in a row while a message is expected or moving: long messages move only during polls.
 _POLLS = 64
@@ -146,6 +56,8 @@ _WAKE_AFTER_S = 500e-6
 _IDLE_S = 1e-3
 # Reading a reply of this size within a host costs less than one poll by a thread: 0.1 ms.
 SHORT_BYTES = 1 << 20
+# With them, what was sent ahead of another message has been sent in vain.
+_LAST_OF_A_STEP = frozenset({Kind.EXCHANGE, Kind.PUSH, Kind.LEAVE})
 # How often a rank that waits for a part looks for anything else.
 _LOOK_EVERY_S = 1.0
 # The longest pause where every peer can wake this rank; other peers need shorter pauses.
@@ -162,9 +74,9 @@ class _Channel:
     an earlier long one. So a message counts as received when all before it are.
     """
 
-    __slots__ = ("link", "long", "posted", "reads_late", "staging")
+    __slots__ = ("incoming", "link", "long", "outgoing", "posted", "reads_late", "staging")
 
-    def __init__(self, link: Link, *, near: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, link: Link, *, near: bool) -> None:
         self.link = link
         #: The peer reads short replies after its compute step, not through a progress thread.
         self.reads_late = near and link.depth > 1 and 4 * link.size <= SHORT_BYTES
@@ -172,6 +84,14 @@ class _Channel:
         self.long = link.depth == 1 and link.size > PART
         self.posted: deque[_Slot] = deque()
         self.staging: deque[Frame] = deque()
+        #: What travels ahead of messages from here, and to here.
+        self.outgoing: OutgoingAhead | None = None
+        self.incoming: IncomingAhead | None = None
+        if link.ahead > PART and link.depth == 1:
+            if link.serving:
+                self.incoming = IncomingAhead(comm, link)
+            else:
+                self.outgoing = OutgoingAhead(comm, link)
 
     def staged(self) -> Frame:
         """Return the frame for the next outgoing copy: the least recently used one."""
@@ -198,6 +118,8 @@ class _Slot:
         self.frame.header[0] = 0  # see MPIEndpoint._moving
         self.channel.posted.append(self)
         self.receive.Start()
+        if self.channel.incoming is not None:
+            self.channel.incoming.post()
 
     def retire(self) -> None:
         """Stop expecting messages: the peer is dead."""
@@ -233,7 +155,7 @@ class MPIEndpoint:
         self.near = all(link.peer in wakeups for link in links)
         self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
         self._channels = {
-            (link.peer, link.shard): _Channel(link, near=link.peer in wakeups) for link in links
+            (link.peer, link.shard): _Channel(comm, link, near=link.peer in wakeups) for link in links
         }
         lagging = [one for one in self._channels.values() if one.link.depth > 1]
         #: Whether this worker reads all replies after its compute step and so needs no progress thread.
@@ -263,6 +185,13 @@ class MPIEndpoint:
             fill = None
         if gone:
             return
+        outgoing = self._channels[peer, message.shard].outgoing
+        if outgoing is not None and outgoing.open:
+            if outgoing.is_of(message.vector):
+                self._send_behind(peer, message, frame, outgoing)
+                return
+            if message.kind in _LAST_OF_A_STEP:
+                self.withdraw(peer, message.shard)
         # Without a thread the next request waits anyway, which completes this one.
         self._flush_needed = not self.reads_late or message.kind in ONE_WAY
         threaded = peer in self._threaded_peers
@@ -273,12 +202,44 @@ class MPIEndpoint:
             if fill is None:
                 self._active[slot.index] = self._start(peer, message, frame)
             else:
-                self._start_parts(slot, message, fill)
+                self._start_parts(slot, message, frame, fill)
         else:
             frame = self._frame_for(peer, message, frame)
             self._leaving[id(frame)] = self._start(peer, message, frame)
         if threaded and peer in self._wakeups:
             self.wakeup.wake(self._wakeups[peer])  # a woken thread polls once, so wake it after the send
+
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+        """Begin to send what lies behind `start` in a vector whose message follows."""
+        outgoing = self._channels[peer, shard].outgoing
+        if outgoing is None or peer in self._deaths.known:
+            return
+        begins = not outgoing.open
+        self._leave(outgoing.send(vector, start))
+        if begins and peer in self._wakeups:
+            self.wakeup.wake(self._wakeups[peer])
+        self._all_left()  # what has begun to leave moves inside MPI only
+
+    def withdraw(self, peer: int, shard: int) -> None:
+        """Let what was sent ahead of a message count for nothing: another one comes, or none."""
+        outgoing = self._channels[peer, shard].outgoing
+        if outgoing is not None and outgoing.open and peer not in self._deaths.known:
+            self._send_behind(peer, Message(Kind.WITHDRAWN, 0, 0, shard=shard), None, outgoing)
+
+    def _send_behind(self, peer: int, message: Message, frame: Frame | None, outgoing: OutgoingAhead) -> None:
+        """Send the rest of a vector that was sent ahead, and its message behind it."""
+        self._leave(outgoing.rest())
+        if peer in self._wakeups:
+            self._announce(self._wakeups[peer])
+        self._flush_needed = True
+        header = self._frame_for(peer, message._replace(vector=None), frame)
+        self._leaving[id(header)] = self._start(peer, message, header, in_parts=True)
+
+    def _leave(self, requests: Iterator[MPI.Request]) -> None:
+        """Keep requests of sends until they are complete."""
+        with self._noting_deaths():
+            for request in requests:
+                self._leaving[id(request)] = request
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None after `timeout_s`."""
@@ -372,6 +333,9 @@ class MPIEndpoint:
                     slot.receive.Wait()
                 slot.receive.Free()
             self._finish_parts(slot)
+            if slot.channel.incoming is not None:
+                with self._noting_deaths():
+                    slot.channel.incoming.close()
         if self._abandoned:
             _LEFT_TO_MPI.append((self._comm, self._slots))
         self._slots = []
@@ -408,6 +372,8 @@ class MPIEndpoint:
         self._slots.append(slot)
         self._active.append(receive)
         self._by_frame[id(frame)] = slot
+        if channel.incoming is not None:
+            self._by_frame[id(channel.incoming.frame)] = slot
         self._post(slot)
 
     def _post(self, slot: _Slot) -> None:
@@ -456,17 +422,34 @@ class MPIEndpoint:
                     self._active[index] = slot.receive
                     self._post(slot)
                 continue
+            if not self._all_came_ahead(slot):
+                continue
             slot.arrived = True
-            if slot.channel.long and comes_in_parts(slot.frame):
+            if slot.channel.long and not slot.channel.link.serving and comes_in_parts(slot.frame):
                 if slot.parts is None:
                     link = slot.channel.link
                     slot.parts = IncomingParts(self._comm, link, near=link.peer in self._wakeups)
                 slot.parts.expect(announced(slot.frame))
             posted = slot.channel.posted
             while posted and posted[0].arrived:
-                self._ready.append(posted.popleft().frame)
+                frame = _taken(posted.popleft())
+                if kind_in(frame) is Kind.WITHDRAWN:
+                    self._post(slot)
+                    continue
+                self._ready.append(frame)
                 if self._awaited:  # 0 if a reply answers a request from before a resume
                     self._awaited -= 1
+
+    def _all_came_ahead(self, slot: _Slot) -> bool:
+        """Whether what travels ahead of a message that is there has come; else a part of it is awaited."""
+        incoming = slot.channel.incoming
+        if incoming is None or not comes_in_parts(slot.frame):
+            return True
+        missing = incoming.missing(self._left)
+        if slot.channel.link.peer in self._deaths.known:
+            return False
+        self._active[slot.index] = slot.receive if missing is None else missing
+        return missing is None
 
     def _moving(self) -> bool:
         """Whether a message is partly sent or received, as far as is visible.
@@ -512,8 +495,9 @@ class MPIEndpoint:
             self._note_deaths(error)
             return True
 
-    def _start(self, peer: int, message: Message, frame: Frame) -> MPI.Request:
-        size = encode(message, frame)
+    def _start(self, peer: int, message: Message, frame: Frame, *, in_parts: bool = False) -> MPI.Request:
+        size = encode(message, frame, in_parts=in_parts)
+        size = HEADER_BYTES if in_parts else size
         to_server = message.kind not in REPLIES
         self._awaited += to_server and message.kind not in ONE_WAY
         try:
@@ -522,10 +506,10 @@ class MPIEndpoint:
             self._note_deaths(error)
             return MPI.REQUEST_NULL
 
-    def _start_parts(self, slot: _Slot, message: Message, fill: PartWork) -> None:
+    def _start_parts(self, slot: _Slot, message: Message, frame: Frame, fill: PartWork) -> None:
         """Send a reply part by part, each as soon as it is computed."""
         assert message.vector is not None  # _goes_in_parts has seen to it
-        peer, frame = slot.channel.link.peer, slot.frame
+        peer = slot.channel.link.peer
         encode(message, frame, in_parts=True)
         sent = []
         for part in parts(message.vector.size):
@@ -592,6 +576,12 @@ class MPIEndpoint:
         if holding is None and message.vector is not None:
             np.copyto(frame.vector[: message.vector.size], message.vector)
         return frame
+
+
+def _taken(slot: _Slot) -> Frame:
+    """Return the memory that holds a slot's message: what has travelled ahead of it has its own."""
+    incoming = slot.channel.incoming
+    return incoming.take(slot.frame) if incoming is not None and comes_in_parts(slot.frame) else slot.frame
 
 
 def _goes_in_parts(message: Message, slot: _Slot | None) -> bool:

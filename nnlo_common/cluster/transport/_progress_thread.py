@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nnlo_common.base._flat_vector import Frame, PartWork
+from nnlo_common.base._flat_vector import Frame, PartWork, Vector
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Wakeup
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Event, Message
@@ -103,6 +103,16 @@ class OverlappedEndpoint:
         """Send `message`."""
         self._take_over()
         self._inner.send(peer, message, frame, fill)
+
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+        """Send what lies behind `start` ahead of its message."""
+        self._take_over()
+        self._inner.send_ahead(peer, shard, vector, start)
+
+    def withdraw(self, peer: int, shard: int) -> None:
+        """Let what was sent ahead count for nothing."""
+        self._take_over()
+        self._inner.withdraw(peer, shard)
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None after `timeout_s`."""

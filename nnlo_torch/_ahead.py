@@ -1,0 +1,118 @@
+"""Gradients that leave for the servers while the backward pass makes the rest of them.
+
+A backward pass makes gradients mostly from the last parameter to the first. Once all from some parameter on
+are made they may leave, so the step that follows has little left to send. What a loop changes between
+`backward()` and `step()`, as clipping does, is sent again by the step; so is a gradient that several passes
+add up.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import partial
+
+import torch
+
+from nnlo_common import ConfigurationError
+from nnlo_common.plugin import Session, warn
+from nnlo_torch._flat_model import FlatModel, Storage
+
+__all__ = ["GradientsAhead"]
+
+# Numbers that are worth a message: half a megabyte.
+_WORTH_SENDING = 1 << 17
+# Steps in a row whose gradients have changed before nothing is sent ahead any more.
+_IN_VAIN = 3
+
+
+class GradientsAhead:
+    """Sends gradients ahead of the steps of one worker.
+
+    Args:
+        team: the training.
+        flat_model: its model, of which a worker sends the gradient of each step.
+    """
+
+    def __init__(self, team: Session, flat_model: FlatModel) -> None:
+        for name, tensor, storage in zip(
+            flat_model.names, flat_model.tensors, flat_model.storages, strict=True
+        ):
+            if storage is not Storage.VIEW:
+                raise ConfigurationError(
+                    f"overlap=True is possible only with dense float32 parameters on the CPU, but {name} is "
+                    f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, or "
+                    "use lag=1"
+                )
+        self._team, self._flat_model = weakref.ref(team), flat_model
+        self._thread = threading.get_ident()
+        self._trained = [tensor.requires_grad for tensor in flat_model.tensors]
+        self._in_vain, self._on = 0, True
+        self._begin()
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._noticed, index)
+            )
+            for index, tensor in enumerate(flat_model.tensors)
+            if tensor.requires_grad
+        ]
+
+    def settle(self) -> None:
+        """Before a step: withdraw what has left if it is not the step's gradient."""
+        left = range(self._sent, len(self._trained))
+        if self._again or not all(map(self._is_as_sent, left)):
+            self._withdraw()
+            self._in_vain += 1
+            if self._in_vain == _IN_VAIN:
+                self._on = False
+                warn(
+                    "overlap=True brings nothing here: gradients change between backward() and step(), by "
+                    "clipping, a GradScaler or several backward passes, and are sent again; from now on they "
+                    "leave with the step. Leave overlap out, or use lag=1"
+                )
+        elif self._made:
+            self._in_vain = 0
+        self._begin()
+
+    def release(self) -> None:
+        """Leave the gradients alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _begin(self) -> None:
+        count = len(self._trained)
+        self._made: dict[int, tuple[torch.Tensor | None, int]] = {}  # since the last step, as they were
+        self._next, self._sent = count - 1, count  # the last that is not made; the first that has left
+        self._again = False  # a gradient was made once more
+
+    def _noticed(self, index: int, tensor: torch.Tensor) -> None:
+        if not self._on or self._again or threading.get_ident() != self._thread:
+            return
+        if index in self._made:  # a step was left out, or passes are added up
+            self._again = True
+            self._withdraw()
+            return
+        gradient = tensor.grad
+        self._made[index] = gradient, 0 if gradient is None else gradient._version
+        while self._next >= 0 and (self._next in self._made or not self._trained[self._next]):
+            self._next -= 1
+        made = range(self._next + 1, self._sent)
+        if not made:
+            return
+        place, team = self._flat_model.place_of(made), self._team()
+        if team is not None and place.stop - place.start >= _WORTH_SENDING:
+            self._sent = made.start
+            self._flat_model.collect(made)
+            team.send_ahead(place.start)
+
+    def _is_as_sent(self, index: int) -> bool:
+        """Whether a gradient that has left is still what it was."""
+        now = self._flat_model.tensors[index].grad
+        gradient, version = self._made.get(index, (None, 0))
+        return now is gradient and (now is None or now._version == version)
+
+    def _withdraw(self) -> None:
+        team = self._team()
+        if team is not None:
+            team.withdraw()
