@@ -18,12 +18,23 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session, warn
 from nnlo_torch._flat_model import FlatModel, Storage
 
-__all__ = ["GradientsAhead"]
+__all__ = ["GradientsAhead", "check_for_overlap"]
 
 # Numbers that are worth a message: half a megabyte.
 _WORTH_SENDING = 1 << 17
 # Steps in a row whose gradients have changed before nothing is sent ahead any more.
 _IN_VAIN = 3
+
+
+def check_for_overlap(flat_model: FlatModel) -> None:
+    """Refuse parameters whose gradients must be copied before they can leave."""
+    for name, tensor, storage in zip(flat_model.names, flat_model.tensors, flat_model.storages, strict=True):
+        if storage is not Storage.VIEW:
+            raise ConfigurationError(
+                f"overlap=True is possible only with dense float32 parameters on the CPU, but {name} is "
+                f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, or use "
+                "lag=1"
+            )
 
 
 class GradientsAhead:
@@ -35,15 +46,6 @@ class GradientsAhead:
     """
 
     def __init__(self, team: Session, flat_model: FlatModel) -> None:
-        for name, tensor, storage in zip(
-            flat_model.names, flat_model.tensors, flat_model.storages, strict=True
-        ):
-            if storage is not Storage.VIEW:
-                raise ConfigurationError(
-                    f"overlap=True is possible only with dense float32 parameters on the CPU, but {name} is "
-                    f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, or "
-                    "use lag=1"
-                )
         self._team, self._flat_model = weakref.ref(team), flat_model
         self._thread = threading.get_ident()
         self._trained = [tensor.requires_grad for tensor in flat_model.tensors]

@@ -23,6 +23,7 @@ from nnlo_common.plugin import (
     Vector,
     laid_out,
 )
+from nnlo_torch._ahead import check_for_overlap
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._compat import BatchNorm
 from nnlo_torch._flat_model import FlatModel, buffers_of, named_parameters
@@ -211,6 +212,8 @@ def join_team(
         lag=0 if runs == "worker" else algorithm.lag,
         catches=len(members) == 1,
     )
+    if joint.ranks.overlap:
+        check_for_overlap(flat_model)
     buffers = buffers_of(modules)
     steps = optimizers if runs == "worker" else [one.local for one in members]
 

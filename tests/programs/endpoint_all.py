@@ -414,7 +414,9 @@ def ahead():
         for turn, what in enumerate(AHEAD_TURNS):
             if rank:
                 for shard, flat in enumerate(frames):
-                    send_ahead(here, what, turn, shard, flat, flat.vector[3 : 3 + size] if shard else flat.vector)
+                    send_ahead(
+                        here, what, turn, shard, flat, flat.vector[3 : 3 + size] if shard else flat.vector
+                    )
                 for _ in frames:
                     event = here.receive()
                     got, first = event.whole().message, 3 * event.message.shard
