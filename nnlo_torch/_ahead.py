@@ -16,6 +16,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import Session, warn
+from nnlo_torch._compat import changes_of
 from nnlo_torch._flat_model import FlatModel, Storage
 
 __all__ = ["GradientsAhead", "check_for_overlap"]
@@ -93,10 +94,9 @@ class GradientsAhead:
             return
         if index in self._made:  # a step was left out, or passes are added up
             self._again = True
-            self._withdraw()
             return
         gradient = tensor.grad
-        self._made[index] = gradient, 0 if gradient is None else gradient._version
+        self._made[index] = gradient, 0 if gradient is None else changes_of(gradient)
         while self._next >= 0 and (self._next in self._made or not self._trained[self._next]):
             self._next -= 1
         made = range(self._next + 1, self._sent)
@@ -112,7 +112,7 @@ class GradientsAhead:
         """Whether a gradient that has left is still what it was."""
         now = self._flat_model.tensors[index].grad
         gradient, version = self._made.get(index, (None, 0))
-        return now is gradient and (now is None or now._version == version)
+        return now is gradient and (now is None or changes_of(now) == version)
 
     def _withdraw(self) -> None:
         team = self._team()

@@ -25,6 +25,7 @@ __all__ = [
     "BatchNorm",
     "LoaderBatches",
     "after_backward",
+    "changes_of",
     "children_of",
     "copy_all",
     "driving_loader",
@@ -188,6 +189,12 @@ def copy_all(places: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
 def after_backward(call: Callable[[], None]) -> None:
     """Call a function once the current backward pass has made all gradients; call this within the pass."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+@_TORCH.uses("_version")
+def changes_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place, as far as autograd counts it."""
+    return tensor._version
 
 
 # -- torch.save, which has no hook -------------------------------------------------------------------------

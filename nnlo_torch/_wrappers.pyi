@@ -39,6 +39,7 @@ class AGN(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -66,6 +67,8 @@ class AGN(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -87,6 +90,7 @@ class DiLoCo(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -114,6 +118,8 @@ class DiLoCo(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -137,6 +143,7 @@ class Downpour(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -167,6 +174,8 @@ class Downpour(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -186,6 +195,7 @@ class DynSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -211,6 +221,8 @@ class DynSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -237,6 +249,7 @@ class EAMSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -270,6 +283,8 @@ class EAMSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -297,6 +312,7 @@ class EASGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -330,6 +346,8 @@ class EASGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -352,6 +370,7 @@ class GEM(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -381,6 +400,8 @@ class GEM(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -401,6 +422,7 @@ class LocalSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -427,6 +449,8 @@ class LocalSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -450,6 +474,7 @@ class Steady(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -479,6 +504,8 @@ class Steady(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -498,6 +525,7 @@ class Synchronous(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         model: Module | None = None,
         world: RankWorld | None = None,
     ) -> None:
@@ -523,6 +551,8 @@ class Synchronous(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

@@ -153,7 +153,7 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
-        if self.overlap and framework != "nnlo_torch":
+        if self.overlap and "overlap" in _lacking(framework):
             raise ConfigurationError(
                 "overlap=True is possible only with the wrappers of nnlo_torch: PyTorch alone says when a "
                 "gradient is made; leave overlap out, or use lag=1"
@@ -221,7 +221,13 @@ def roles_taken_from(given: dict[str, Any], user: str) -> Roles:
 
 @functools.cache
 def rank_options_for(framework: str) -> Mapping[str, Declared]:
-    """Return the declarations for the wrappers of a framework, whose all-reduces may be fewer."""
+    """Return the declarations for the wrappers of a framework, which may have fewer."""
     ways: Any = Literal.__getitem__(ways_of(framework))
     one = RANK_OPTIONS["all_reduce"]
-    return {**RANK_OPTIONS, "all_reduce": replace(one, type=ways)}
+    found = {name: option for name, option in RANK_OPTIONS.items() if name not in _lacking(framework)}
+    return {**found, "all_reduce": replace(one, type=ways)}
+
+
+def _lacking(framework: str) -> tuple[str, ...]:
+    """Return the options that the wrappers of a framework do not have."""
+    return () if framework == "nnlo_torch" else ("overlap",)

@@ -12,12 +12,15 @@ import pytest
 from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.base._options import declared
 from nnlo_common.commands.train._settings import MODES
-from nnlo_common.training._rank_options import RANK_OPTIONS
+from nnlo_common.training._rank_options import rank_options_for
 from tests.helpers.paths import DOCS
 
 each_algorithm = pytest.mark.parametrize("one", ALGORITHMS.values(), ids=lambda one: one.__name__)
 #: Options that all wrappers of a framework take, and one that only that framework has.
-SHARED = {"torch": {*RANK_OPTIONS, "world", "model"}, "keras": {*RANK_OPTIONS, "name"}}
+SHARED = {
+    "torch": {*rank_options_for("nnlo_torch"), "world", "model"},
+    "keras": {*rank_options_for("nnlo_keras"), "name"},
+}
 frameworks = [
     pytest.param("torch", marks=pytest.mark.framework("torch")),
     pytest.param("keras", marks=[pytest.mark.framework("keras"), pytest.mark.slow]),

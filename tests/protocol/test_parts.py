@@ -220,7 +220,8 @@ class Coming:
 
     def __init__(self, event: Received) -> None:
         self.event: Received | None = event
-        self.send = self.release = self.flush = self.abandon = lambda *_: None
+        self.send = self.send_ahead = self.withdraw = lambda *_: None
+        self.release = self.flush = self.abandon = lambda *_: None
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
         event, self.event = self.event, None

@@ -237,6 +237,15 @@ def test_a_call_after_backward_comes_once_all_gradients_are_made():
     assert seen == [[True] * 3], CHANGED
 
 
+def test_changes_in_place_are_counted():
+    gradient = torch.ones(2)
+    before = _compat.changes_of(gradient)
+    torch.nn.utils.clip_grad_norm_([parameter := torch.nn.Parameter(torch.ones(2))], 1.0)
+    parameter.grad = gradient
+    torch.nn.utils.clip_grad_norm_([parameter], 0.1)
+    assert _compat.changes_of(gradient) > before, CHANGED
+
+
 def test_a_failing_call_after_backward_fails_the_backward():
     parameter = torch.nn.Parameter(torch.ones(2))
 

@@ -257,9 +257,10 @@ def test_parameters_that_are_copied_are_refused_by_name():
 
 def test_several_optimizers_are_refused():
     def program(world):
-        models = [torch.nn.Linear(3, 2) for _ in range(2)]
-        for model in models:
-            nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), world=world, overlap=True)
+        first, second = (torch.nn.Linear(3, 2) for _ in range(2))
+        kept = nt.Downpour(torch.optim.SGD(first.parameters(), lr=0.1), world=world, overlap=True)
+        nt.Downpour(torch.optim.SGD(second.parameters(), lr=0.1), world=world, overlap=True)
+        kept.close()
 
     with MemoryCluster(2) as cluster, pytest.raises(ConfigurationError, match="several optimizers cannot"):
         cluster.run(program, 60)

@@ -23,7 +23,7 @@ from nnlo_common.training._rank_options import (
 )
 from nnlo_common.training._session import Session
 
-NAMES = ["servers", "group_size", "all_reduce", "stall_timeout_s", "spares", "heir"]
+NAMES = ["servers", "group_size", "all_reduce", "stall_timeout_s", "spares", "heir", "overlap"]
 
 
 def test_all_that_names_them_has_the_same_names():
@@ -48,6 +48,17 @@ def test_a_framework_shows_its_own_ways_only():
 
     assert ways("nnlo_keras") == ("auto", "mpi", "bfloat16", "shared")
     assert ways("nnlo_torch") == tuple(ALL_REDUCES)
+
+
+def test_an_option_of_one_framework_is_shown_there_and_refused_elsewhere_by_name():
+    assert "overlap" in rank_options_for("nnlo_torch")
+    assert "overlap" not in rank_options_for("nnlo_keras")
+    for framework in ("nnlo_keras", ""):
+        with pytest.raises(
+            ConfigurationError, match=r"^X: overlap=True is possible only with the wrappers of"
+        ):
+            RankOptions.taken_from({"overlap": True}, "X", framework)
+    assert RankOptions.taken_from({"overlap": True}, "X", "nnlo_torch").overlap
 
 
 def test_what_is_given_is_what_differs():
