@@ -95,7 +95,7 @@ def test_each_rank_with_a_file_of_its_own_says_why_it_ends(options, tmp_path):
 @needs_open_mpi
 @pytest.mark.framework("torch")
 def test_the_folder_of_the_run_says_why_it_ended_and_the_same_command_resumes(tmp_path):
-    job = [sys.executable, ROOT / "tests" / "chaos" / "torch_job.py", tmp_path, "Downpour", "1", "0"]
+    job = [sys.executable, ROOT / "tests" / "chaos" / "torch_job.py", tmp_path, "Downpour", "1", "0", "0"]
     note = tmp_path / "run" / "why-it-ended.txt"
     with (tmp_path / "all").open("w") as output:
         with starting([launcher(), "-n", "3", *job], output) as process:

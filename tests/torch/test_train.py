@@ -403,7 +403,7 @@ def test_what_torch_cannot_train_is_refused(words, expected, capsys):
 NEW = {
     "EAMSGD": "--mode eamsgd --every 3 --beta-per step --synchronous --momentum 0.5 "
     "--optimizer-option nesterov=true --learning-rate 0.1",
-    "Downpour": "--every 4 --n-fetch 2 --local 0.05 --warm-start 1 --learning-rate 0.05",
+    "Downpour": "--mode downpour --every 4 --n-fetch 2 --local 0.05 --warm-start 1 --learning-rate 0.05",
     "GEM": "--mode gem --every 2 --clip 4 --no-primed --momentum 0.5 --learning-rate 0.05",
 }
 
