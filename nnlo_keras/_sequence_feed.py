@@ -139,7 +139,7 @@ class SequenceFeed:
     def load(self, state: Mapping[str, Any], team: Session | None) -> None:
         """Resume at that position; call it before any rank leases."""
         self._data.load(state)
-        if "ledger" in state and team is not None:
+        if "ledger" in state and team is not None and team.role == "server 0":
             self._data.ledger(team).load(state["ledger"])
 
     def resume_epoch(self, state: Mapping[str, Any] | None) -> None:

@@ -93,14 +93,7 @@ def _within_close(wait: Callable[[], None]) -> None:
     close = Session.close
 
     def close_and_wait(self: Session) -> None:
-        earlier = self.before_close
-
-        def last() -> None:
-            if earlier is not None:
-                earlier()
-            wait()
-
-        self.before_close = last
+        self.last_round = wait  # type: ignore[method-assign] - it follows the last checkpoint
         close(self)
 
     Session.close = close_and_wait  # type: ignore[method-assign]

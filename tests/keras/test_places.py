@@ -289,6 +289,19 @@ def test_a_spare_joins_after_the_save_between_two_epochs_and_all_resume(monkeypa
     assert (whole[whole > 0] >= EPOCHS).all()
 
 
+def test_a_training_with_spares_resumes_where_workers_lease(tmp_path):
+    """The ledger is the first server's alone: a spare that asked it to load one would wait for ever."""
+
+    def saved(world):
+        return [nk.Checkpoint(tmp_path / "run")]
+
+    on_ranks(trained(leases, callbacks=saved))
+    more = on_ranks(trained(leases, callbacks=saved, epochs=EPOCHS + 1))
+    assert [one[0] for one in more] == ["server 0", "worker 0", "worker 1", "worker 2", "spare 0", "spare 1"]
+    assert all(len(one[1].totals) == 1 for one in more)
+    assert sum(one[1].totals[-1].sum() for one in more) >= (EPOCHS + 1) * SAMPLES
+
+
 def own(world):
     mine = slice(max(world.rank - 1, 0) % WORKERS, None, WORKERS)
     return {"x": X[mine], "y": Y[mine], "batch_size": BATCH}
