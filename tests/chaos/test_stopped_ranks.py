@@ -107,7 +107,7 @@ def test_a_stopped_server_is_killed_and_the_heir_serves(tmp_path):
 def test_a_stopped_heir_is_killed_and_the_others_go_on(tmp_path):
     with stopped(1, tmp_path, limit_s=1) as process:
         wait_for(process, r"nnlo: rank 1 on .*; dropped after \d+ s of silence. Workers left: 2")
-        wait_for(process, "nnlo: rank 1 would have served in the server's place; the server's death now ends")
+        wait_for(process, "nnlo: rank 1 would have served in the server's place; rank 2 now would")
     assert {rank: one[0] for rank, one in states(process).items()} == {
         0: "server 0",
         2: "worker 1",

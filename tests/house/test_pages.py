@@ -23,6 +23,7 @@ MAKES_FILES = {
     ("docs/tutorial_files.md", 0),
     ("docs/tutorial_root.md", 0),
     ("docs/tutorial_search.md", 0),
+    ("docs/tutorial_volume.md", 0),
 }
 #: Pages of searches: a coordinator, and a block of three ranks.
 RANKS = {"docs/searches.md": 4, "docs/tutorial_search.md": 4}

@@ -95,7 +95,7 @@ def test_the_keras_example_trains(back_end):
     accuracies = [float(value) for value in re.findall(r"val_accuracy: ([0-9.]+)", done.stdout)]
     assert len(accuracies) == 8
     assert max(accuracies) > 0.7
-    assert len(re.findall(r"^downpour, .* accuracy [0-9.]+", done.stdout, re.MULTILINE)) == 1
+    assert len(re.findall(r"^steady, .* accuracy [0-9.]+", done.stdout, re.MULTILINE)) == 1
 
 
 def run(block, folder, env):
