@@ -138,6 +138,10 @@ def apart() -> Iterator[None]:
         _apart.reset(before)
 
 
+#: The world of all ranks, once: who ends the job must know what a training has learnt of them.
+_of_job: list[RankWorld] = []
+
+
 def launched() -> RankWorld | None:
     """Return MPI's world if a launcher has started this process as one of several ranks.
 
@@ -152,9 +156,11 @@ def launched() -> RankWorld | None:
         return None
     # All MPI calls come from one thread; Python cannot use a library that grants less.
     require_threads(world, "FUNNELED", why="training over MPI")
-    from nnlo_common.cluster.transport._mpi_world import MPIWorld
+    if not _of_job:
+        from nnlo_common.cluster.transport._mpi_world import MPIWorld
 
-    return MPIWorld(world)
+        _of_job.append(MPIWorld(world))
+    return _of_job[0]
 
 
 def planned(world: RankWorld, roles: Roles) -> Topology:

@@ -565,16 +565,16 @@ class ServerRank:
         if self._copies is not None:
             self._copies.without(spare)
         self._stall_detector.watch(spare, self._hosts[spare])
-        if self.service is None:
-            return
-        place, epoch = server.places[spare], server.peers[spare].epochs + 1
+        self._tell_place(spare, server.peers[spare].epochs)
+
+    def _tell_place(self, spare: int, epochs: int) -> None:
+        """Say once, on the first server, whose place a spare takes after so many epochs."""
+        server, place = self._server, self._server.places[spare]
         worker = [rank for rank in server.peers if rank not in server.places].index(place)
-        text = (
-            f"rank {spare} on {self._hosts[spare]} takes the place of worker {worker} (rank {place}) from "
-            f"epoch {epoch} on"
-        )
-        self._losses.append(text)
-        _LOG.warning("nnlo: %s", text)
+        text = f"rank {spare} on {self._hosts[spare]} takes the place of worker {worker} (rank {place})"
+        if self.service is not None and not any(line.startswith(text) for line in self._losses):
+            self._losses.append(f"{text} from epoch {epochs + 1} on")
+            _LOG.warning("nnlo: %s", self._losses[-1])
 
     def _left(self, sender: int) -> None:
         """Note that a worker has left: the query service waits for it no more."""

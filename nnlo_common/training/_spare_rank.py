@@ -542,6 +542,7 @@ class SpareRank(ServerRank):
         self._losses.append(f"{told}, at {date_and_time()}")
         _LOG.warning("nnlo: %s. What workers have contributed since is lost", told)
         self._replaced = len(self._losses) - 1
+        self._tell_places()
         for rank in self._gone & self._server.peers.keys():
             if not self._server.peers[rank].gone:
                 self._serve(Lost(rank))
@@ -552,6 +553,11 @@ class SpareRank(ServerRank):
             self._compares_saves = True
         else:
             self._let_late_pauses()
+
+    def _tell_places(self) -> None:
+        """Say whose places spares have taken, if the dead server has not."""
+        for spare, message in self._placed.items():
+            self._tell_place(spare, message.epochs)
 
     def _take_records(self, shard: Shard, copy: State, over: set[int]) -> None:
         """Load the copy of a dead server's records.

@@ -92,6 +92,7 @@ class Notes:
         (folder / f"pid{rank}").write_text(str(os.getpid()))
         self._used = (folder / f"used{rank}").open("a")
         self._taken: dict[int, int] = {}
+        self._trains = threading.Lock()  # free as long as this rank may die
         moments.write_where_it_hangs(folder, rank)
         for one in self._deaths:
             if one.point == "time":
@@ -111,6 +112,10 @@ class Notes:
         """Note that this rank has come to a point of an epoch."""
         self._die_if(point, epoch, 1)
 
+    def over(self) -> None:
+        """Live on: what a script does after its training no other rank does in its place."""
+        self._trains.acquire()
+
     def _die_if(self, point: str, epoch: int, number: int) -> None:
         if any((one.point, one.epoch, one.number) == (point, epoch, number) for one in self._deaths):
             self._die()
@@ -122,6 +127,7 @@ class Notes:
         self._die()
 
     def _die(self) -> None:
+        self._trains.acquire()  # for ever, once the training is over
         fresh = self._folder / f"died{self._rank}.fresh"
         fresh.write_text(str(time.monotonic()))
         fresh.rename(self._folder / f"died{self._rank}")

@@ -47,4 +47,5 @@ for epoch in checkpoint.epochs(places_data.EPOCHS):
         notes.at("evaluation", epoch)
         accuracy = float((model(x_test).argmax(1) == y_test).float().mean())
 optimizer.close()
+notes.over()
 optimizer.say(f"finished: {accuracy:.4f}, {optimizer.report().lost}")

@@ -42,5 +42,6 @@ with nnlo_common.Participant(kind, start, optimizer=nnlo_common.SGD(0.05), **ran
             notes.trained(epoch, numbers.tolist())
             time.sleep(places_data.PACE_S)
         notes.at("end", epoch)
+notes.over()
 accuracy = float(((features(x_test) @ np.concatenate(me.parameters) > 0) == y_test).mean())
 me.say(f"finished: {accuracy:.4f}, {me.report().lost}")

@@ -36,6 +36,12 @@ def test_a_spare_trains_in_a_dead_workers_place(algorithm, assignment, deaths, s
     assert strike_places(strike, tmp_path).end == "place taken"
 
 
+def test_a_server_that_dies_before_its_first_copy_ends_nnlo_train(tmp_path):
+    """What fails on one rank ends the others, and the same command resumes."""
+    strike = PlacesStrike("server", "train", "Downpour", "static", (Death(0, "time", 0, 1, 0.0),))
+    assert strike_places(strike, tmp_path).end in ("ended and resumed", "went on")
+
+
 @pytest.mark.extended
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strike", [*places_strikes(1, 39), *places_strikes(1, 13, servers=2)], ids=str)

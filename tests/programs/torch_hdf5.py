@@ -47,10 +47,10 @@ seen = {}
 for assignment in ("static", "dynamic"):
     batches = batches_of(assignment)
     seen[assignment] = [[] for _ in range(EPOCHS)]
+    if CASE == "changed" and optimizer.rank == 2:
+        damage()  # before anything of it is read ahead
     for epoch in range(EPOCHS):
         for x, y in batches:
-            if CASE == "changed" and optimizer.rank == 2:
-                damage()
             time.sleep(0.02 * (optimizer.rank == 2))
             optimizer.zero_grad()
             model(x).sum().backward()

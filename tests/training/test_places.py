@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -304,6 +305,18 @@ def test_a_spare_that_stays_for_the_servers_now_is_waited_for_by_no_other(name):
     results = train(name, (3, "send EPOCH", 1), (0, "send PULL", 1), servers=2, spares=3)
     roles = {1: "server 1", 2: "worker 0", 4: "worker 2", 5: "server 0", 6: "spare 1", 7: "spare 2"}
     check(results, dead={0, 3}, roles=roles)
+
+
+def test_who_serves_next_says_whose_place_a_spare_has_taken_if_the_dead_server_has_not():
+    """It dies of the spare's request to join, which it would have said it at."""
+    results = train("synchronous", (DIES, "send EPOCH", 1), (0, "receive JOIN", WORKERS + 1))
+    check(results, dead={0, DIES}, roles={1: "worker 0", 3: "worker 2", 4: "server 0", 5: "worker 1"})
+    told = [line for line in results[4][4] if "takes the place" in line]
+    epoch = joined_in(results[5]) + 1
+    assert len(told) == 1
+    assert re.fullmatch(
+        rf"rank 5 on \S+ takes the place of worker 1 \(rank {DIES}\) from epoch {epoch} on", told[0]
+    )
 
 
 def test_the_heir_of_another_server_hears_from_the_first_which_spares_are_called():
