@@ -55,7 +55,7 @@ def options(text: str | None) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--every", nargs="+", type=int, default=[1, 10])
     parser.add_argument("--lags", nargs="+", type=int, default=[1])
-    parser.add_argument("--wire", default="float32", help="how numbers travel")
+    parser.add_argument("--wire", default="float32", help="how numbers travel; overlap: overlap=True")
     parser.add_argument("--optimizer", choices=["SGD", "Adam"], default="SGD", help="SGD: with momentum")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each side runs in a round")

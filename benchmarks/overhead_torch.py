@@ -92,7 +92,8 @@ def main() -> int:
     missed = 0
     for case in cases(chosen, TARGETS):
         loop = Loop(case.size, _makes(chosen.optimizer))
-        loop.optimizer = nt.Downpour(loop.optimizer, every=case.every, lag=case.lag, wire=chosen.wire)
+        way = {"overlap": True} if chosen.wire == "overlap" else {"wire": chosen.wire}
+        loop.optimizer = nt.Downpour(loop.optimizer, every=case.every, lag=case.lag, **way)
         torch.set_num_threads(1)  # wrapping gives each rank its share of the cores
         loop.optimizer.begin_epoch()
         if not loop.optimizer.serves:
