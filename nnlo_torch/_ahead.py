@@ -12,9 +12,11 @@ import threading
 import weakref
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from nnlo_common import ConfigurationError
+from nnlo_common import ConfigurationError, Layout
 from nnlo_common.plugin import Session, warn
 from nnlo_torch._compat import changes_of
 from nnlo_torch._flat_model import FlatModel, Storage
@@ -23,6 +25,8 @@ __all__ = ["GradientsAhead", "check_for_overlap"]
 
 # Numbers that are worth a message: half a megabyte.
 _WORTH_SENDING = 1 << 17
+# Numbers of each parameter that are compared, as PyTorch does not count what is changed through `.data`.
+_COMPARED = 16
 # Steps in a row whose gradients have changed before nothing is sent ahead any more.
 _IN_VAIN = 3
 
@@ -49,6 +53,7 @@ class GradientsAhead:
     def __init__(self, team: Session, flat_model: FlatModel) -> None:
         self._team, self._flat_model = weakref.ref(team), flat_model
         self._thread = threading.get_ident()
+        self._places = _places(flat_model.gradient.layout)
         self._trained = [tensor.requires_grad for tensor in flat_model.tensors]
         self._in_vain, self._on = 0, True
         self._begin()
@@ -62,8 +67,7 @@ class GradientsAhead:
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
-        left = range(self._sent, len(self._trained))
-        if self._again or not all(map(self._is_as_sent, left)):
+        if self._again or not self._all_are_as_sent():
             self._withdraw()
             self._in_vain += 1
             if self._in_vain == _IN_VAIN:
@@ -88,6 +92,7 @@ class GradientsAhead:
         self._made: dict[int, tuple[torch.Tensor | None, int]] = {}  # since the last step, as they were
         self._next, self._sent = count - 1, count  # the last that is not made; the first that has left
         self._again = False  # a gradient was made once more
+        self._numbers: list[tuple[slice, npt.NDArray[np.uint32]]] = []  # what has left, where it is compared
 
     def _noticed(self, index: int, tensor: torch.Tensor) -> None:
         if not self._on or self._again or threading.get_ident() != self._thread:
@@ -106,7 +111,23 @@ class GradientsAhead:
         if team is not None and place.stop - place.start >= _WORTH_SENDING:
             self._sent = made.start
             self._flat_model.collect(made)
+            first, last = np.searchsorted(self._places, (place.start, place.stop))
+            self._numbers.append((slice(first, last), self._compared(slice(first, last))))
             team.send_ahead(place.start)
+
+    def _compared(self, part: slice) -> npt.NDArray[np.uint32]:
+        """The bits of the gradient now, at some of the places where they are compared."""
+        return self._flat_model.gradient.vector[self._places[part]].view(np.uint32)
+
+    def _all_are_as_sent(self) -> bool:
+        """Whether all that has left is still the gradient."""
+        left = range(self._sent, len(self._trained))
+        if not left:
+            return True
+        if not all(map(self._is_as_sent, left)):
+            return False
+        self._flat_model.collect(left)  # small gradients do not lie in the vector
+        return all(np.array_equal(self._compared(part), before) for part, before in self._numbers)
 
     def _is_as_sent(self, index: int) -> bool:
         """Whether a gradient that has left is still what it was."""
@@ -118,3 +139,13 @@ class GradientsAhead:
         team = self._team()
         if team is not None:
             team.withdraw()
+
+
+def _places(layout: Layout) -> npt.NDArray[np.int64]:
+    """Return places of all parameters, in order."""
+    found = [
+        segment.offset + np.linspace(0, segment.size - 1, min(segment.size, _COMPARED)).round()
+        for segment in layout.segments
+        if segment.size
+    ]
+    return np.unique(np.concatenate(found)).astype(np.int64)
