@@ -621,8 +621,8 @@ class MPIWorld:
             timer.cancel()
 
     def _overlaps(self, links: Sequence[Link]) -> bool:
-        """Whether to start a progress thread: for a worker that need not wait for each reply."""
-        if any(link.serving for link in links) or all(link.depth == 1 for link in links):
+        """Whether to start a progress thread: for a worker that computes while messages move."""
+        if any(link.serving for link in links) or all(link.depth == 1 and not link.ahead for link in links):
             return False
         try:
             # Our own calls share a lock, but the program may call MPI too.

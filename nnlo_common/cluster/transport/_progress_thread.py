@@ -105,9 +105,10 @@ class OverlappedEndpoint:
         self._inner.send(peer, message, frame, fill)
 
     def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
-        """Send what lies behind `start` ahead of its message."""
+        """Send what lies behind `start` ahead of its message; the thread moves it while the rest is made."""
         self._take_over()
         self._inner.send_ahead(peer, shard, vector, start)
+        self.flush()
 
     def withdraw(self, peer: int, shard: int) -> None:
         """Let what was sent ahead count for nothing."""
