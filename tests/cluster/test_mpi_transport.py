@@ -100,3 +100,12 @@ def test_a_message_that_comes_after_the_receiver_has_closed_disturbs_nothing_lat
     done = mpiexec(2, PROGRAMS / "late_leave.py", timeout_s=20, options=["--with-ft", "ulfm"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['rank 0', 'rank 1']"] * 2
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_python_ends_without_a_watch_that_still_runs():
+    """It can crash where a thread asks for the interpreter at its end."""
+    done = mpiexec(2, PROGRAMS / "threads_at_end.py", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["1", "1", "[]", "[]"]

@@ -6,6 +6,7 @@ the communicator then names it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -39,6 +40,8 @@ __all__ = [
 # that waits on pidfds learns it at once, mostly before the launcher ends its own process.
 
 _RANK_BYTES = 4
+# What a rank sends itself at its end, in place of a rank's number.
+_OVER = b"\xff" * _RANK_BYTES
 # How long a rank that ends waits for a watcher that reads nothing.
 _FAREWELL_S = 1.0
 # More than the kernel holds, so that nothing sent before a death is left unread.
@@ -129,7 +132,15 @@ class HostPeers:
             with contextlib.suppress(OSError):  # gone already, or an old kernel
                 descriptors[os.pidfd_open(self._near[rank].pid)] = rank
         args = (self._datagrams, descriptors, report)
-        threading.Thread(target=_watch_host_peers, args=args, name="nnlo-host-peers", daemon=True).start()
+        thread = threading.Thread(target=_watch_host_peers, args=args, name="nnlo-host-peers", daemon=True)
+        thread.start()
+        atexit.register(self._end_watch, thread)
+
+    def _end_watch(self, thread: threading.Thread) -> None:
+        """End the watch before Python ends, which can crash where a thread still runs then."""
+        if thread.is_alive():
+            self._datagrams.send(self._near[self._rank].address, _OVER, patience_s=_FAREWELL_S)
+            thread.join(_FAREWELL_S)
 
     def announce_end(self) -> None:
         """Tell the watchers that this rank ends normally or has reported its own failure."""
@@ -150,7 +161,10 @@ def _watch_host_peers(
     while not gone and not ended.issuperset(descriptors.values()):
         time.sleep(datagrams.deaf_s)
         ready = [descriptor for descriptor, _ in poll.poll()]
-        ended |= {int.from_bytes(rank, "big") for rank in datagrams.received(_ALL)}
+        heard = datagrams.received(_ALL)
+        if _OVER in heard:
+            break
+        ended |= {int.from_bytes(rank, "big") for rank in heard}
         for descriptor in set(ready) & descriptors.keys():
             poll.unregister(descriptor)
             if descriptors[descriptor] not in ended:
