@@ -433,7 +433,7 @@ class MPIEndpoint:
             posted = slot.channel.posted
             while posted and posted[0].arrived:
                 frame = _taken(posted.popleft())
-                if kind_in(frame) is Kind.WITHDRAWN:
+                if slot.channel.incoming is not None and kind_in(frame) is Kind.WITHDRAWN:
                     self._post(slot)
                     continue
                 self._ready.append(frame)
