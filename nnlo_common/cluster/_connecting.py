@@ -76,6 +76,8 @@ _LAUNCHERS = (
     (Launcher.JSRUN, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
     (Launcher.PMI, "PMI_SIZE", "PMI_RANK"),
 )
+# In these Open MPI and MPICH say how many ranks they start on this host.
+_ON_THIS_HOST = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 # Slurm counts its special steps (batch script, interactive shell, external) down from here.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
@@ -233,7 +235,7 @@ def _leave_unjoined(launch: Launch, process: int) -> None:
         where = f"rank {launch.rank} of {launch.size} on {socket.gethostname()}"
         sys.stderr.write(
             f"nnlo: {where} ends without having taken part in a training; ranks that wait for it in theirs "
-            f"end after {start_limit_s(os.environ):.0f} s ({LIMIT})\n"
+            f"end within {start_limit_s(os.environ):.0f} s ({LIMIT})\n"
         )
 
 
@@ -305,7 +307,8 @@ def watched_start(env: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     variable = launch.found.rpartition(" ")[2].partition("=")[0]  # in which siblings have their rank, too
-    facts = [launch.rank, launch.size, socket.gethostname(), variable, limit_s]
+    here = int(next((env[name] for name in _ON_THIS_HOST if name in env), 0))
+    facts = [launch.rank, launch.size, socket.gethostname(), variable, here, limit_s]
     words = map(str, [sys.executable, "-I", "-S", _start_watch.__file__, *facts])
     with subprocess.Popen([*words], stdin=subprocess.PIPE):  # it ends with its input, at the end of the block
         yield

@@ -51,11 +51,31 @@ def test_ranks_that_have_left_say_so_and_are_named(tmp_path):
     done = run("leave", 0, tmp_path)
     assert done.returncode != 0
     left = spoke(
-        done, "ends without having taken part in a training; ranks that wait for it in theirs end after 4 s"
+        done, "ends without having taken part in a training; ranks that wait for it in theirs end within 4 s"
     )
     assert sorted(line.split(" of 3")[0] for line in left) == ["nnlo: rank 1", "nnlo: rank 2"]
     (line,) = spoke(done, "has waited 4 s for the other ranks")
     assert "Ranks 1 and 2 have ended, or run on other hosts" in line
+
+
+@pytest.mark.mpi
+def test_who_has_left_the_host_is_not_waited_for_to_the_limit(tmp_path):
+    done = run("leave", 0, tmp_path, limit="200", timeout_s=60)
+    assert done.returncode != 0
+    (end,) = spoke(done, "nnlo: rank 0 of 3 on")
+    assert "ends: ranks 1 and 2 of this host have ended before MPI began, which waits for all" in end
+    assert ADVICE in end
+
+
+@pytest.mark.mpi
+def test_who_was_here_and_dies_is_not_waited_for(tmp_path):
+    if running_mpi() != "Open MPI":
+        pytest.skip("only Open MPI's launcher tolerates deaths")
+    done = run("die later", 1, tmp_path, limit="200", timeout_s=60, options=["--with-ft", "ulfm"])
+    assert done.returncode != 0
+    (end,) = spoke(done, "")
+    assert end.startswith("nnlo: rank 1 of 3 on")
+    assert "ends: ranks 0 and 2 of this host have ended before MPI began, which waits for all" in end
 
 
 @pytest.mark.sampled(3)
@@ -78,6 +98,7 @@ def test_ranks_that_die_before_mpi_begins_are_not_waited_for_for_ever(tmp_path):
     if running_mpi() != "Open MPI":
         pytest.skip("only Open MPI's launcher tolerates deaths")
     done = run("die", 0, tmp_path, options=["--with-ft", "ulfm"])
+    assert done.returncode != 0
     assert spoke(done, "Ranks 1 and 2 have ended, or run on other hosts")
     assert spoke(done, "ends: the other ranks have not come within 4 s")
 
