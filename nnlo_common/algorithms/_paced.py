@@ -41,8 +41,8 @@ from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Pace", "PacedOptimizer", "SampledMetric", "momentum_at"]
 
-# Values in a block: six operands of four bytes fit a second-level cache, and calls are few.
-_BLOCK = 1 << 16
+# Values in a block: six operands of four bytes stay in the cache that cores share, and calls are few.
+_BLOCK = 1 << 17
 
 
 class Pace(NamedTuple):
