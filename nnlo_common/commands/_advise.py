@@ -128,6 +128,8 @@ def _line(go: Any, x: list[int], y: list[float], of_x: str, of_y: str) -> Any:
 
 
 PAGE, DATA = "advice.html", "advice.json"
+# Bytes of a message that is timed between two ranks of a host.
+_SHORTEST, _LONGEST = 50_000, 64_000_000
 
 
 def advise_with(
@@ -197,20 +199,26 @@ def _of_all_ranks(facts: ProbeFacts, world: RankWorld | None) -> ProbeFacts:
     steps, hosts = [one for one, _ in told], [host for _, host in told]
     fastest = min(steps)
     one_host = len(set(hosts)) == 1
-    # Within a host messages are copies, whose speed is known; ranks without cores would measure their waits.
-    link = None if one_host else _measured_link(world, hosts)
     facts = replace(facts, slow=tuple(one / fastest for one in steps), one_host=one_host)
-    return facts if link is None else replace(facts, link=link)
+    link = _measured_link(world, hosts, facts.parameters)
+    if link is None:
+        return facts
+    return replace(facts, within_bytes_per_s=link[1]) if one_host else replace(facts, link=link)
 
 
-def _measured_link(world: RankWorld, hosts: list[str]) -> tuple[float, float] | None:
-    """Measure messages between the ranks, between hosts where there are several (collective)."""
+def _measured_link(world: RankWorld, hosts: list[str], parameters: int) -> tuple[float, float] | None:
+    """Measure messages between the ranks, between hosts where there are several (collective).
+
+    Within a host they are as long as a gradient: the caches decide on their speed.
+    """
     from nnlo_common.commands.doctor._link_speed import QUICK, measure_links
 
     joined = connect()
     if joined is None:  # threads as ranks
         return None
-    found = measure_links(joined.comm, hosts, QUICK, lambda step: None)
+    length = min(max(4 * parameters, _SHORTEST), _LONGEST)
+    effort = QUICK if len(set(hosts)) > 1 else replace(QUICK, large=((length, 9),))
+    found = measure_links(joined.comm, hosts, effort, lambda step: None)
     far = [one for one in found if one.host != hosts[0]] or found
     links = [(one.latency_s, statistics.median(one.bandwidth.values())) for one in far]
     told = json.loads(world.gather_text(json.dumps(links))[0])

@@ -149,9 +149,10 @@ class Advice:
         """What a training costs, for the simulator; `costs_of` knows an algorithm's exchanges, too."""
         facts = self.facts
         copies = facts.copy_bytes_per_s / 2
+        within = facts.within_bytes_per_s or copies
         latency_s, bytes_per_s = facts.link or (
             _LATENCY_S,
-            copies if facts.one_host else min(copies, _NETWORK),
+            within if facts.one_host else min(copies, _NETWORK),
         )
         got = self._got
 
@@ -638,6 +639,11 @@ class Advice:
             "parameters": self.facts.parameters,
             "batch": self.facts.batch,
             "noise_scale": noise,
+            "messages": {
+                "latency_s": self.costs.latency_s,
+                "bytes_per_s": self.costs.bytes_per_s,
+                "measured": bool(self.facts.link or self.facts.within_bytes_per_s),
+            },
             "workers_worth_having": self.workers_worth_having,
             "curve": [
                 {

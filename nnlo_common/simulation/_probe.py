@@ -160,6 +160,7 @@ class ProbeFacts:
         losses: of the steps in order.
         link: seconds of a short message and bytes per second of a long one, between ranks; None: unknown.
         one_host: whether these ranks were on one host, whose memory carries all messages.
+        within_bytes_per_s: of a message as long as the gradient between two ranks of it; None: unknown.
         slow: how many times as long as the fastest rank each rank takes for a step.
         cores: of this host that the process may use; None: unknown.
     """
@@ -186,6 +187,7 @@ class ProbeFacts:
     losses: Sequence[float] = ()
     link: tuple[float, float] | None = None
     one_host: bool = False
+    within_bytes_per_s: float | None = None
     slow: Sequence[float] = field(default_factory=lambda: (1.0,))
     cores: int | None = None
 

@@ -72,7 +72,10 @@ def test_ranks_try_at_the_same_time_and_measure_their_messages():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("What to do") == 1, "one rank prints for all"
     assert "The network: all ranks were on one host" in done.stdout
-    assert json.loads(Path("advice/advice.json").read_text())["parameters"] == 50
+    told = json.loads(Path("advice/advice.json").read_text())
+    assert told["parameters"] == 50
+    assert told["messages"]["measured"] is True
+    assert 1e6 < told["messages"]["bytes_per_s"] < 1e12
 
 
 @pytest.mark.framework("torch")

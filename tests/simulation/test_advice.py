@@ -297,6 +297,20 @@ def test_a_slow_link_makes_smaller_messages_worth_having_and_no_other(monkeypatc
     assert said(link=(1e-4, 1.25e7), one_host=True) == said(link=None) == []
 
 
+def test_messages_are_as_fast_as_measured_where_ranks_were():
+    facts = example_facts()  # whose memory is copied with 8 GB/s
+    within, link = replace(facts, one_host=True, within_bytes_per_s=2e9), (1e-4, 1.25e7)
+
+    def speed(facts):
+        return Advice(facts).costs.bytes_per_s
+
+    assert speed(facts) == 3e9  # a common network
+    assert speed(replace(facts, one_host=True)) == 4e9
+    assert speed(within) == 2e9
+    assert speed(replace(within, one_host=False)) == 3e9
+    assert speed(replace(within, link=link)) == 1.25e7
+
+
 def test_a_link_is_given_in_microseconds_and_gigabytes():
     assert link_of("2,12.5") == (2e-6, 12.5e9)
     assert link_of(None) is None
