@@ -69,13 +69,13 @@ class GAN(keras.Model):
 
 
 gan = GAN()
-optimizers = [keras.optimizers.Adam(2e-3, beta_1=0.5), keras.optimizers.Adam(1e-3, beta_1=0.5)]
+optimizers = [keras.optimizers.Adam(1e-3, beta_1=0.5), keras.optimizers.Adam(5e-4, beta_1=0.5)]
 callbacks = []
 if not PLAIN:
     optimizers = [nk.Downpour(one) for one in optimizers]  # nnlo
     callbacks = [distribute := nk.Distribute()]  # nnlo
 gan.compile(*optimizers)
-gan.fit(train, batch_size=64, epochs=12, callbacks=callbacks, verbose=0)
+gan.fit(train, batch_size=64, epochs=18, callbacks=callbacks, verbose=0)
 with torch.no_grad():
     made = keras.ops.convert_to_numpy(gan.make(1000))
 radius = np.linalg.norm(made, axis=1)
