@@ -135,12 +135,12 @@ class _Host:
                 pid = int(folder.name)
                 parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parents[pid], []).append(pid)
-        top = self.pid  # of this rank: a shell may stand between the daemon and Python
-        while self._rank_of(parents.get(top, 0)) is not None:
-            top = parents[top]
-        daemon = parents.get(top, 0)
-        with suppress(OSError):  # it is not to be seen from within a container
-            self._daemon = (_PROCESSES / str(daemon) / "comm").read_text().strip(), daemon
+        daemon = parents.get(self.pid, 0)
+        # A shell may stand between the daemon and Python; a daemon below another job's rank has that in its
+        # environment, too. From within a container none is to be seen.
+        while self._rank_of(daemon) is not None and _name_of(daemon) not in _DAEMONS:
+            daemon = parents.get(daemon, 0)
+        self._daemon = _name_of(daemon), daemon
         below = list(children.get(daemon, ()))
         while below:
             pid = below.pop()
@@ -161,6 +161,13 @@ class _Host:
         except OSError:  # ended meanwhile, or another user's
             return {}
         return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return (_PROCESSES / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _missing(found: Mapping[int, bool], size: int) -> str:

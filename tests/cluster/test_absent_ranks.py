@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.cluster import _start_watch
 from nnlo_common.cluster._connecting import start_limit_s
 from nnlo_common.cluster._start_watch import listed
 from tests.helpers.jobs import mpiexec, running_mpi
@@ -101,6 +109,35 @@ def test_ranks_that_die_before_mpi_begins_are_not_waited_for_for_ever(tmp_path):
     assert done.returncode != 0
     assert spoke(done, "Ranks 1 and 2 have ended, or run on other hosts")
     assert spoke(done, "ends: the other ranks have not come within 4 s")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="/proc is not there")
+def test_the_watch_knows_the_ranks_of_its_job_also_behind_shells_and_who_has_ended():
+    """This process is their daemon; one rank is another job's, one is started by a shell."""
+    waits = [sys.executable, "-c", "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"]
+    behind_a_shell = ["bash", "-c", f"{shlex.join(waits)}; true"]
+    jobs = [("here", 0, waits), ("here", 1, behind_a_shell), ("other", 7, waits), ("here", 2, waits)]
+    with contextlib.ExitStack() as stack:
+        ranks, pids = [], []
+        for job, rank, words in jobs:
+            env = {**os.environ, "PMIX_NAMESPACE": job, "SOME_RANK": str(rank)}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            ranks.append(stack.enter_context(subprocess.Popen(words, env=env, **pipes)))
+            stack.callback(ranks[-1].stdin.close)
+            pids.append(int(ranks[-1].stdout.readline()))
+        assert pids[1] != ranks[1].pid
+        for pid in pids[:2]:
+            watch = _start_watch._Host(pid, "SOME_RANK", 3)
+            watch.look()
+            assert set(watch.begun()) == {0, 1, 2}
+        ranks[3].stdin.close()
+        ranks[3].wait()
+        watch.look()
+        assert not watch.lost, "perhaps MPI has begun, and it has ended since"
+        watch.look()
+        assert watch.lost == {2}
+        assert watch.ended(3) == "rank 2 of this host has ended"
+        assert watch.unseen == 0
 
 
 @pytest.mark.mpi
