@@ -76,8 +76,8 @@ _LAUNCHERS = (
     (Launcher.JSRUN, "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
     (Launcher.PMI, "PMI_SIZE", "PMI_RANK"),
 )
-# In these Open MPI and MPICH say how many ranks they start on this host.
-_ON_THIS_HOST = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# In these launchers say how many ranks they start on this host.
+_ON_THIS_HOST = {Launcher.OPEN_MPI: "OMPI_COMM_WORLD_LOCAL_SIZE", Launcher.PMI: "MPI_LOCALNRANKS"}
 # Slurm counts its special steps (batch script, interactive shell, external) down from here.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
@@ -307,7 +307,7 @@ def watched_start(env: Mapping[str, str]) -> Iterator[None]:
         yield
         return
     variable = launch.found.rpartition(" ")[2].partition("=")[0]  # in which siblings have their rank, too
-    here = int(next((env[name] for name in _ON_THIS_HOST if name in env), 0))
+    here = _number(env, _ON_THIS_HOST.get(launch.launcher, "")) or 0
     facts = [launch.rank, launch.size, socket.gethostname(), variable, here, limit_s]
     words = map(str, [sys.executable, "-I", "-S", _start_watch.__file__, *facts])
     with subprocess.Popen([*words], stdin=subprocess.PIPE):  # it ends with its input, at the end of the block

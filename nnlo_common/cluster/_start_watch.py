@@ -84,7 +84,7 @@ class _Host:
 
     def __init__(self, pid: int, variable: str, started: int) -> None:
         self.pid, self._variable, self._started = pid, variable.encode(), started
-        self._job = self._variables(pid).get(_JOB)
+        self._job = _variables_of(pid).get(_JOB)
         self._seen, self._gone = set[int](), set[int]()
         self._daemon = ("", 0)
         self.lost, self.unseen = set[int](), 0
@@ -151,16 +151,17 @@ class _Host:
 
     def _rank_of(self, pid: int) -> int | None:
         """Return the rank of a process of this job; None: it is no such process."""
-        variables = self._variables(pid)
+        variables = _variables_of(pid)
         number = variables.get(self._variable, b"")
         return int(number) if number.isdigit() and variables.get(_JOB) == self._job else None
 
-    def _variables(self, pid: int) -> Mapping[bytes, bytes]:
-        try:
-            entries = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            return {}
-        return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+
+def _variables_of(pid: int) -> Mapping[bytes, bytes]:
+    try:
+        entries = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # ended meanwhile, or another user's
+        return {}
+    return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
 
 
 def _name_of(pid: int) -> str:
