@@ -12,6 +12,7 @@ import numpy as np
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
+from nnlo_common.base._block_threads import work_through
 from nnlo_common.base._errors import plural
 from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._options import FROM_OPTIMIZER, option
@@ -67,7 +68,8 @@ class ElasticCenter(CenterRule):
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """Replace each x by its E, so that both sides move by the same float32 numbers."""
-        self._move([contribution.vector for contribution in contributions], slice(0, self.center.size))
+        move = partial(self._move, [contribution.vector for contribution in contributions])
+        work_through(move, self.center.size)
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork:
         """Return what does so for a part."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ import numpy.typing as npt
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import Stateful
 
-__all__ = ["Gain", "MeanGain", "MemberNorms", "sampled_places", "worth_having"]
+__all__ = ["Gain", "MeanGain", "MemberNorms", "products", "sampled_places", "worth_having"]
 
 # One coordinate of so many is sampled, but at least so many coordinates.
 _EVERY, _LEAST = 100, 4096
@@ -54,6 +55,19 @@ def sampled_places(size: int) -> npt.NDArray[np.int64]:
     draws = np.random.default_rng(0).random(count)
     places: npt.NDArray[np.int64] = starts[:-1] + (draws * np.diff(starts)).astype(np.int64)
     return places
+
+
+def products(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
+    """Return the sum of the products of two vectors, in float64.
+
+    `@` would give it to BLAS: its bits depend on the number of threads there, and these keep cores busy for
+    a while after each call.
+
+    Example:
+        >>> products(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+        11.0
+    """
+    return float(np.einsum("i,i", one, other, dtype=np.float64))
 
 
 def worth_having(noise: float, signal: float) -> float:
@@ -130,11 +144,11 @@ class Gain(Stateful):
         """
         own = sample.astype(np.float64)
         weighted = own if metric is None else own * metric
-        square, shorter = float(weighted @ own), 1.0
+        square, shorter = products(weighted, own), 1.0
         if self.brake and workers > 1 and self.pairs >= _SETTLED and square > 0:
             shorter = min(1.0, self.brake * math.sqrt(self.square / square))
         self.braked += 0.01 * ((shorter < 1) - self.braked)
-        product = shorter * float(weighted @ self.before)
+        product = shorter * products(weighted, self.before)
         square *= shorter**2
         np.multiply(own, shorter, out=self.before, casting="unsafe")
         self.seen += 1
@@ -231,4 +245,4 @@ class MemberNorms:
 
     def _square(self, gradient: Vector, some: slice) -> float:
         sample = gradient[self.places[some]].astype(np.float64)
-        return float(sample @ (sample if self.metric is None else sample * self.metric[some]))
+        return products(sample, sample if self.metric is None else sample * self.metric[some])

@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch
+from nnlo_common.base._block_threads import Scratch
 from nnlo_common.base._flat_vector import PartWork, Vector, blocks, zeroed
 from nnlo_common.base._state_tree import Stateful
 
@@ -120,7 +121,7 @@ class PacedOptimizer(Stateful):
         self.square: Vector = zeroed(4 * size if adam else 0).view(np.float32)
         self.steps, self.bias, self._optimizer = 0, 1.0, optimizer
         self._bind()
-        self._work = np.empty((2, min(size, _BLOCK)), np.float32)
+        self._work = Scratch(min(size, _BLOCK))
         self._size = size
         self._factors: list[tuple[slice, _Factors | None]] = [(slice(0, size), None)]
 
@@ -208,7 +209,7 @@ class PacedOptimizer(Stateful):
                 yield block, factors
 
     def _rows(self, place: slice) -> npt.NDArray[np.float32]:
-        return self._work[:, : place.stop - place.start]
+        return self._work.rows[:, : place.stop - place.start]
 
     def _move(self, x: Vector, g: Vector, place: slice, factors: _Factors | None) -> None:
         if factors is None:

@@ -1,8 +1,8 @@
 """Base classes of all algorithms: a worker's half, a centre's half, and the options that make both.
 
-The halves know only float32 vectors: no MPI, no wall clock, no threads, no framework. Every rule works
-coordinate by coordinate, so a centre cut over several servers is several independent pairs of halves on
-slices of the vector.
+The halves know only float32 vectors: no MPI, no wall clock, no framework. Every rule works coordinate by
+coordinate, so a centre cut over several servers is several independent pairs of halves on slices of the
+vector, and the blocks of a long one may be computed by several threads.
 
 All algorithms share one idea: **a commit takes a set of contributions**. Only the number of contributions in
 a commit (the quorum) distinguishes an asynchronous rule (one) from a synchronous one (all, or all but some).
@@ -23,8 +23,9 @@ import numpy.typing as npt
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._noise_scale import NeighbourNoise
 from nnlo_common.algorithms._vector_optimizer import Configurable, LeavesMomentum, VectorOptimizer
+from nnlo_common.base._block_threads import work_through
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import PartWork, Vector
+from nnlo_common.base._flat_vector import PartWork, Vector, blocks
 from nnlo_common.base._options import FROM_OPTIMIZER, Declared, declared, option
 from nnlo_common.base._state_tree import State, Stateful
 
@@ -44,6 +45,8 @@ __all__ = [
 _COUNTLESS = 100_000
 # A shorter vector travels in float32.
 _LEAST_PACKED = 64
+# Numbers: a block of two vectors fits a second-level cache.
+_BLOCK = 1 << 16
 
 
 class Ask(enum.IntEnum):
@@ -400,11 +403,18 @@ def mean_of(contributions: Sequence[Contribution]) -> Vector:
         # Only ratios matter; a power of two scales them into float32's range without rounding.
         scale = 2.0 ** -math.frexp(max(weights))[1]
         weights = [scale * weight for weight in weights]
-        for contribution, weight in zip(contributions, weights, strict=True):
-            np.multiply(contribution.vector, np.float32(weight), out=contribution.vector)
-    for contribution in contributions[1:]:
-        mean += contribution.vector
-    np.divide(mean, np.float32(sum(weights)), out=mean)
+
+    def gather(part: slice) -> None:
+        for block in blocks(part, _BLOCK):
+            vectors = [contribution.vector[block] for contribution in contributions]
+            for vector, weight in zip(vectors, weights, strict=True):
+                if weight != 1.0:
+                    np.multiply(vector, np.float32(weight), out=vector)
+            for vector in vectors[1:]:
+                np.add(mean[block], vector, out=mean[block])
+            np.divide(mean[block], np.float32(sum(weights)), out=mean[block])
+
+    work_through(gather, mean.size)
     return mean
 
 

@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms._agn import AGNWorker
 from nnlo_common.algorithms._downpour import DownpourCenter
-from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, sampled_places, worth_having
+from nnlo_common.algorithms._gain import Gain, MeanGain, MemberNorms, products, sampled_places, worth_having
 from nnlo_common.algorithms._paced import Pace, PacedOptimizer, SampledMetric
 from nnlo_common.algorithms._retreat import Retreat
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, GainReport, mean_of
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorOptimizer
+from nnlo_common.base._block_threads import work_through
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import option
 from nnlo_common.base._state_tree import Stateful
@@ -113,7 +114,7 @@ class SteadyCenter(DownpourCenter):
             self._begin_together(contributions) if self.options.synchronous else self._begin(contributions[0])
         )
         if move is not None:
-            move(slice(0, self.center.size))
+            work_through(move, self.center.size)
         for contribution in contributions[1:]:
             self.reply(contribution.vector)
 
@@ -185,8 +186,8 @@ class SteadyCenter(DownpourCenter):
         weights = np.array([one.weight for one in contributions])
         mean = np.average(samples, axis=0, weights=weights)
         metric = np.ones(mean.size) if kind is None else self.metric.factors(kind, mean.astype(np.float32))
-        squares = [float((metric * one) @ one) for one in samples]
-        gain = self.mean_gain.see(squares, float((metric * mean) @ mean))
+        squares = [products(metric * one, one) for one in samples]
+        gain = self.mean_gain.see(squares, products(metric * mean, mean))
         gradient = mean_of(contributions)
         self.steered.prepare(gradient)
         if kind is not None:
@@ -295,7 +296,8 @@ class SteadyGroup(Stateful):
         if kind is not None:
             self.metric.see(gradient[self.norms.places], kind, 1.0)
             self.norms.metric = self.metric.factors(kind)
-        self.paced.begin(x, gradient, stretches, self._options.together(gain))(slice(0, x.size))
+        move = self.paced.begin(x, gradient, stretches, self._options.together(gain))
+        work_through(move, x.size)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 
 import numpy as np
 
+from nnlo_common.base._block_threads import Scratch, work_through
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Layout, PartWork, Vector, blocks, zeroed
+from nnlo_common.base._flat_vector import Layout, PartWork, Vector, blocks
 
 __all__ = [
     "LeavesMomentum",
@@ -171,7 +172,7 @@ class Optimizer:
         self._steps = 0
         self._size: int | None = None
         self._slots: dict[str, Vector] = {}
-        self._work = np.empty((2, 0), np.float32)
+        self._work = Scratch(0)
 
     def step(self, x: Vector, gradient: Vector) -> None:
         """Step `x` in place.
@@ -184,8 +185,11 @@ class Optimizer:
             ConfigurationError: an array or the learning rate is invalid; nothing changes then.
         """
         move = self._begin(x, gradient)
-        for part in self._parts(x.size):
-            move(part)
+        if self._coordinatewise:
+            work_through(self._blockwise(move), x.size)
+        else:
+            for part in self._parts(x.size):
+                move(part)
 
     def step_by_parts(self, x: Vector, gradient: Vector) -> PartWork | None:
         """Begin a step; return what moves a part, or None if a step needs the whole vector.
@@ -202,8 +206,9 @@ class Optimizer:
         """
         if not self._coordinatewise:
             return None
-        move_block = self._begin(x, gradient, use_up=True)
+        return self._blockwise(self._begin(x, gradient, use_up=True))
 
+    def _blockwise(self, move_block: PartWork) -> PartWork:
         def move(part: slice) -> None:
             for block in blocks(part, self._block_length()):
                 move_block(block)
@@ -226,7 +231,7 @@ class Optimizer:
 
         def move(part: slice) -> None:
             slots, own = [slot[part] for slot in self._slots.values()], gradient[part]
-            first, second = self._work[:, : own.size]
+            first, second = self._work.rows[:, : own.size]
             self._update(x[part], own, slots, Work(first, second, own if use_up else second))
 
         return move
@@ -313,7 +318,7 @@ class Optimizer:
             self._size = size
             self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
             longest = max((len(range(*part.indices(size))) for part in self._parts(size)), default=0)
-            self._work = zeroed(8 * longest).view(np.float32).reshape(2, longest)
+            self._work = Scratch(longest)
         if size != self._size:
             raise ConfigurationError(
                 f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "

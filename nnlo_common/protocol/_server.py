@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from nnlo_common.algorithms import CenterRule
+from nnlo_common.base._block_threads import on_threads
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State
@@ -694,7 +695,7 @@ class Server:
             self.rule.commit([contribution])
             fill = partial(self.rule.reply, contribution.vector)
         self._committed([event])
-        return self._reply(event, with_vector=True, fill=fill)
+        return self._reply(event, with_vector=True, fill=on_threads(fill, self.rule.center.size))
 
     def _apply(self, events: list[Received]) -> None:
         self.rule.commit(contributions(events, self.rule, self.peers, self.staleness))

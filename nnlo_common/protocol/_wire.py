@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.base._block_threads import Scratch, work_through
 from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks, without_absent
 from nnlo_common.base._state_tree import State, Stateful, require
 
@@ -319,7 +320,7 @@ class _Stream(Stateful):
         self.residual: Vector = np.zeros(size if keeps else 0, np.float32)
         self.sent = 0
         self._start = _HEAD + -(-marks.size // 32) * 4
-        self._y, self._spare = np.zeros((2, min(size, _BLOCK)), np.float32)
+        self._work = Scratch(min(size, _BLOCK))
 
     def most(self) -> int:
         """Return how many float32 numbers have room for a packed vector."""
@@ -370,17 +371,21 @@ class _Stream(Stateful):
         if isinstance(way, _TopK):  # which keeps a residual, of steps
             self.residual += value
             return way.pack(self.residual, body, self.sent)
-        for block in blocks(slice(0, self._size), _BLOCK):
-            y, spare = (one[: block.stop - block.start] for one in (self._y, self._spare))
-            new = value[block]
-            if self.reference.size:
-                new = np.subtract(new, self.reference[block], out=y)
-            if self.residual.size:
-                y = self.residual[block]
-                np.add(y, new, out=y)
-            way.pack(y, body, block, self._size, spare)
-            if self._follows:  # by the same code as the receiver, so that both have the same bits
-                way.add(body, block, self.reference, spare)
+
+        def pack(part: slice) -> None:
+            for block in blocks(part, _BLOCK):
+                y, spare = self._work.rows[:, : block.stop - block.start]
+                new = value[block]
+                if self.reference.size:
+                    new = np.subtract(new, self.reference[block], out=y)
+                if self.residual.size:
+                    y = self.residual[block]
+                    np.add(y, new, out=y)
+                way.pack(y, body, block, self._size, spare)
+                if self._follows:  # by the same code as the receiver, so that both have the same bits
+                    way.add(body, block, self.reference, spare)
+
+        work_through(pack, self._size)
         return way.most(self._size)
 
     def _unpack(self, body: Bytes, out: Vector) -> None:
@@ -391,13 +396,17 @@ class _Stream(Stateful):
             return
         if body.size != -(-way.most(self._size) // 4) * 4:
             raise ValueError(f"it has {body.size} bytes for {self._size} numbers")
-        for block in blocks(slice(0, self._size), _BLOCK):
-            spare = self._spare[: block.stop - block.start]
-            if self._follows:
-                way.add(body, block, self.reference, spare)
-            out[block] = self.reference[block] if self.reference.size else 0
-            if not self._follows:
-                way.add(body, block, out, spare)
+
+        def unpack(part: slice) -> None:
+            for block in blocks(part, _BLOCK):
+                _, spare = self._work.rows[:, : block.stop - block.start]
+                if self._follows:
+                    way.add(body, block, self.reference, spare)
+                out[block] = self.reference[block] if self.reference.size else 0
+                if not self._follows:
+                    way.add(body, block, out, spare)
+
+        work_through(unpack, self._size)
 
 
 class _MomentumStream(_Stream):
@@ -437,15 +446,18 @@ class _MomentumStream(_Stream):
         self.velocity[:] = 0
 
     def _pack(self, value: Vector, body: Bytes) -> int:
-        for block in blocks(slice(0, self._size), _BLOCK):
-            u, v = self.velocity[block], self.residual[block]
-            np.multiply(u, self._momentum, out=u)
-            np.add(u, value[block], out=u)
-            if self._nesterov:
-                y = self._y[: u.size]
-                np.add(v, np.add(value[block], np.multiply(u, self._momentum, out=y), out=y), out=v)
-            else:
-                np.add(v, u, out=v)
+        def gather(part: slice) -> None:
+            for block in blocks(part, _BLOCK):
+                u, v = self.velocity[block], self.residual[block]
+                np.multiply(u, self._momentum, out=u)
+                np.add(u, value[block], out=u)
+                if self._nesterov:
+                    y = self._work.rows[0, : u.size]
+                    np.add(v, np.add(value[block], np.multiply(u, self._momentum, out=y), out=y), out=v)
+                else:
+                    np.add(v, u, out=v)
+
+        work_through(gather, self._size)
         return _TOPK.pack(self.residual, body, self.sent)
 
 

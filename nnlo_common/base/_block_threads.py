@@ -1,0 +1,144 @@
+"""Work on a long vector by several threads: as many as this rank may compute with.
+
+NumPy computes without Python's lock, so threads that each take blocks of their own need a part of the time.
+Each number is computed from those at its own place alone, so no bit depends on which thread did it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from nnlo_common.base._cores import usable_threads
+from nnlo_common.base._flat_vector import PartWork, blocks, zeroed
+
+__all__ = ["Scratch", "on_threads", "work_through"]
+
+#: Numbers that one thread takes at a time; a whole number of any format's rows.
+BLOCK = 1 << 18
+#: Numbers that are worth a thread: less is computed before it has woken up.
+WORTH = 1 << 19
+# With more the memory is the limit.
+_MOST = 4
+
+
+class Scratch(threading.local):
+    """Memory for intermediate values, of each thread that computes.
+
+    Attributes:
+        rows: two vectors.
+
+    Args:
+        length: of each.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.rows = zeroed(8 * length).view(np.float32).reshape(2, length)
+
+    def __deepcopy__(self, memo: object) -> Scratch:
+        return Scratch(self._length)
+
+
+def on_threads(work: PartWork, size: int) -> PartWork:
+    """Return what does the same on a vector of `size` numbers, with the threads that it is worth.
+
+    It is called for parts of the vector, from the first on. Threads may be ahead of these; all work is done
+    when the last call returns.
+
+    Args:
+        work: on a part of the vector. It is called from several threads, each part once, and computes each
+            number from those at its own place.
+        size: of the vector.
+
+    Example:
+        >>> x = np.ones(1_000_000, np.float32)
+        >>> on_threads(lambda part: np.add(x[part], 1, out=x[part]), x.size)(slice(0, x.size))
+        >>> float(x.min()), float(x.max())
+        (2.0, 2.0)
+    """
+    most = size // WORTH  # most vectors are shorter, and then nothing else is looked at
+    count = min(_MOST, most, usable_threads()) if most > 1 else 1
+    return work if count < 2 else _Ahead(work, size, count)
+
+
+def work_through(work: PartWork, size: int) -> None:
+    """Do the work on a whole vector of `size` numbers; see `on_threads`."""
+    on_threads(work, size)(slice(0, size))
+
+
+class _Ahead:
+    """Work on the blocks of a vector in order, by the caller and by helpers that may be ahead of it."""
+
+    def __init__(self, work: PartWork, size: int, threads: int) -> None:
+        self._work, self._helpers = work, threads - 1
+        self._waiting = deque(blocks(slice(0, size), BLOCK))
+        self._turn = threading.Condition()
+        self._under_way: set[int] = set()  # the starts of blocks
+        self._error: BaseException | None = None
+
+    def __call__(self, part: slice) -> None:
+        """Return when all blocks that a part touches are done."""
+        for _ in range(self._helpers):
+            # In the caller's context: NumPy's handling of errors is a part of it.
+            _pool().submit(contextvars.copy_context().run, self._help)
+        self._helpers = 0
+        while (block := self._next(before=part.stop)) is not None:
+            self._do(block)
+        if self._error is not None:
+            raise self._error
+
+    def _help(self) -> None:
+        while (block := self._next()) is not None:
+            self._do(block)
+
+    def _next(self, before: int | None = None) -> slice | None:
+        """Take a block; None: there is none, or with `before` all before that place are done."""
+        with self._turn:
+            while self._error is None:
+                if before is not None and not self._unfinished(before):
+                    return None
+                if self._waiting:
+                    block = self._waiting.popleft()
+                    self._under_way.add(block.start)
+                    return block
+                if before is None:
+                    return None
+                self._turn.wait()
+            if before is not None:
+                self._turn.wait_for(lambda: not self._under_way)  # nobody writes any more
+        return None
+
+    def _unfinished(self, before: int) -> bool:
+        waits = bool(self._waiting) and self._waiting[0].start < before
+        return waits or any(start < before for start in self._under_way)
+
+    def _do(self, block: slice) -> None:
+        error: BaseException | None = None
+        try:
+            self._work(block)
+        except BaseException as raised:  # the caller raises it
+            error = raised
+        with self._turn:
+            self._under_way.discard(block.start)
+            self._error = self._error or error
+            self._turn.notify_all()
+
+
+_pools: list[ThreadPoolExecutor] = []
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads of this process, which all vectors share."""
+    if not _pools:
+        _pools.append(ThreadPoolExecutor(_MOST - 1, thread_name_prefix="nnlo-blocks"))
+    return _pools[0]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)  # a copy of this process has no such threads
