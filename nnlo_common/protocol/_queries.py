@@ -185,6 +185,7 @@ class QueryService:
     def _forget(self, rank: int) -> list[Received]:
         """Take no more queries of a lost rank; return the one that it waits for."""
         self.present.discard(rank)
+        self._held.pop(rank, None)
         return [self._waiting.pop(rank)] if rank in self._waiting else []
 
     def _take(self, rank: int, query: Query[Any]) -> list[Action]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nnlo_common import ProtocolError
 from nnlo_common.base._flat_vector import Frame
 from nnlo_common.data import WAIT, Lease, Leases
-from nnlo_common.protocol import Averages, Message, Received, Release, Send
+from nnlo_common.protocol import Averages, Lost, Message, Received, Release, Send
 from nnlo_common.protocol._lease_queries import Leasing
 from nnlo_common.protocol._queries import (
     Broadcasts,
@@ -212,6 +212,32 @@ def test_a_rank_that_has_left_is_not_waited_for():
     ranks.handle_all()
     ranks.service.ask(MeanQuery(values={"v": 6.0}, weight=1.0))
     assert ranks.service.answer.means == {"v": 3.0}
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_rank_that_dies_before_all_have_returned_is_not_answered(dropped):
+    """Its query has waited for those that had not returned yet."""
+    ranks = Ranks()
+    ranks.service = ranks.serve(SPARE, (SPARE, *WORKERS))
+    ranks.service.take_over(ranks.clients[SPARE].told())
+    ranks.ask(1, MeanQuery(values={"v": 100.0}, weight=1.0))
+    ranks.to_service.clear()  # it went to the dead service
+    ranks.send(ranks.clients[1].return_to(SPARE))
+    ranks.handle_all()
+    ranks.deliver((1,))  # it asks again now
+    if dropped:
+        ranks.service.drop(1, 9.0)
+    else:
+        ranks.service.handle(Lost(1))
+    for rank in (2, 3):
+        ranks.send(ranks.clients[rank].return_to(SPARE))
+        ranks.ask(rank, MeanQuery(values={"v": float(rank)}, weight=1.0))
+        ranks.handle_all()
+        ranks.deliver((2, 3))
+    ranks.answers += ranks.service.ask(MeanQuery(values={"v": 7.0}, weight=1.0))
+    assert ranks.service.answer.means == {"v": 4.0}
+    ranks.deliver((2, 3))
+    assert ranks.clients[2].answer.means == {"v": 4.0}
 
 
 def test_nobody_returns_to_a_rank_that_has_not_taken_over():
