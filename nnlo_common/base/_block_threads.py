@@ -6,6 +6,7 @@ Each number is computed from those at its own place alone, so no bit depends on 
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import threading
@@ -84,9 +85,10 @@ class _Ahead:
 
     def __call__(self, part: slice) -> None:
         """Return when all blocks that a part touches are done."""
-        for _ in range(self._helpers):
-            # In the caller's context: NumPy's handling of errors is a part of it.
-            _pool().submit(contextvars.copy_context().run, self._help)
+        with contextlib.suppress(RuntimeError):  # Python ends, or there are no more threads: go on alone
+            for _ in range(self._helpers):
+                # In the caller's context: NumPy's handling of errors is a part of it.
+                _pool().submit(contextvars.copy_context().run, self._help)
         self._helpers = 0
         while (block := self._next(before=part.stop)) is not None:
             self._do(block)

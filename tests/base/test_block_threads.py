@@ -148,27 +148,41 @@ def test_each_thread_has_memory_of_its_own() -> None:
     assert not np.may_share_memory(copy.deepcopy(scratch).rows, scratch.rows)
 
 
-def test_a_forked_copy_starts_threads_of_its_own() -> None:
-    script = """
-import os, numpy as np
+#: A commit with three threads.
+START = """
+import atexit, os, numpy as np
 from nnlo_common.base import _block_threads
 _block_threads.usable_threads = lambda: 3
 x = np.zeros(2_000_000, np.float32)
-def one(part): x[part] += 1
-_block_threads.work_through(one, x.size)
+def add(part): x[part] += 1
+def commit(): _block_threads.work_through(add, x.size)
+commit()
+"""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        """
 child = os.fork()
-_block_threads.work_through(one, x.size)
+commit()
 assert (x == 2).all()
 if not child:
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+""",
+        """
+def last():
+    commit()
+    os._exit(0 if (x == 2).all() else 1)
+atexit.register(last)
+""",
+    ],
+    ids=["in a forked copy", "while Python ends"],
+)
+def test_commits_go_on_where_the_threads_have_ended(rest: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", START + rest]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
