@@ -59,7 +59,9 @@ def on_threads(work: PartWork, size: int) -> PartWork:
 
     Example:
         >>> x = np.ones(1_000_000, np.float32)
-        >>> on_threads(lambda part: np.add(x[part], 1, out=x[part]), x.size)(slice(0, x.size))
+        >>> def add_one(part):
+        ...     x[part] += 1
+        >>> on_threads(add_one, x.size)(slice(0, x.size))
         >>> float(x.min()), float(x.max())
         (2.0, 2.0)
     """
