@@ -42,8 +42,8 @@ class Scratch(threading.local):
         self._length = length
         self.rows = zeroed(8 * length).view(np.float32).reshape(2, length)
 
-    def __deepcopy__(self, memo: object) -> Scratch:
-        return Scratch(self._length)
+    def __reduce__(self) -> tuple[type[Scratch], tuple[int]]:  # a copy has memory of its own, too
+        return Scratch, (self._length,)
 
 
 def on_threads(work: PartWork, size: int) -> PartWork:
