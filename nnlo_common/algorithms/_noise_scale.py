@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.algorithms._gain import sampled_places
+from nnlo_common.algorithms._gain import products, sampled_places
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._state_tree import Stateful
 
-__all__ = ["NoiseEstimate", "NoiseScale"]
+__all__ = ["Coordinates", "NeighbourNoise", "NoiseEstimate", "NoiseScale"]
 
 # Resamplings of a bootstrap, and the least number of gradients at one point.
 _RESAMPLED, _LEAST_GRADIENTS = 2000, 4
@@ -84,9 +84,29 @@ class NoiseScale(Stateful):
         return self.noise / self.signal if self.signal > 0 else float("inf")
 
 
-def mean_square(vectors: Sequence[Vector]) -> float:
-    """Return the mean of |v|^2."""
-    return sum(float(np.dot(vector, vector)) for vector in vectors) / len(vectors)
+class Coordinates:
+    """The coordinates by which the squares of long vectors are estimated; of a short one all.
+
+    Args:
+        size: the number of coordinates.
+
+    Example:
+        >>> some, vector = Coordinates(1_000_000), np.ones(1_000_000, np.float32)
+        >>> some.of(vector).size, some.mean_square([some.of(vector)])
+        (10000, 1000000.0)
+    """
+
+    def __init__(self, size: int) -> None:
+        self._places = None if size <= _LEAST_SAMPLED else sampled_places(size)
+        self._each = 1.0 if self._places is None else size / self._places.size
+
+    def of(self, vector: Vector) -> Vector:
+        """Return a copy of these coordinates."""
+        return vector.copy() if self._places is None else vector[self._places]
+
+    def mean_square(self, samples: Sequence[Vector]) -> float:
+        """Return the mean of |v|^2 over vectors of which these are the coordinates."""
+        return self._each * sum(products(one, one) for one in samples) / len(samples)
 
 
 class NeighbourNoise:
@@ -112,7 +132,7 @@ class NeighbourNoise:
 
     def __init__(self, size: int) -> None:
         self.scale = NoiseScale()
-        self._places = None if size <= _LEAST_SAMPLED else sampled_places(size)
+        self._coordinates = Coordinates(size)
         self._turn = 0
         self._before: tuple[int, Vector, float] | None = None
 
@@ -121,7 +141,7 @@ class NeighbourNoise:
         self._turn += 1
         if self._turn < _LOOKED_AT - 1:
             return
-        sample = gradient.copy() if self._places is None else gradient[self._places]
+        sample = self._coordinates.of(gradient)
         before, self._before = self._before, (rank, sample, weight)
         if self._turn == _LOOKED_AT - 1 or before is None:
             return
@@ -132,7 +152,7 @@ class NeighbourNoise:
         self._turn, self._before = 0, None
         if weight == its_weight and weight > 0:
             mean = (own + sample) * np.float32(0.5)
-            small, large = mean_square([own, sample]), mean_square([mean])
+            small, large = (self._coordinates.mean_square(one) for one in ([own, sample], [mean]))
             self.scale.observe(small, large, batch=weight, workers=2)
 
 

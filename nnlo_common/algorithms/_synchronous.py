@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nnlo_common.algorithms._downpour import DownpourWorker
-from nnlo_common.algorithms._noise_scale import NoiseScale, mean_square
+from nnlo_common.algorithms._noise_scale import Coordinates, NoiseScale
 from nnlo_common.algorithms._rule import Algorithm, CenterRule, Contribution, mean_of
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import plural
@@ -38,7 +38,7 @@ class SynchronousCenter(CenterRule):
     ) -> None:
         super().__init__(center)
         self.optimizer, self.needed, self.max_staleness = optimizer, needed, max_staleness
-        self.noise_scale = NoiseScale()
+        self.noise_scale, self._coordinates = NoiseScale(), Coordinates(center.size)
 
     def quorum(self, awaited: int) -> int:
         """Wait for N contributions, or for all if fewer than N workers are left."""
@@ -53,10 +53,11 @@ class SynchronousCenter(CenterRule):
         weights = {contribution.weight for contribution in contributions}
         ages = {contribution.staleness for contribution in contributions}
         comparable = len(contributions) > 1 and len(weights) == len(ages) == 1
-        small = mean_square([contribution.vector for contribution in contributions]) if comparable else 0.0
+        some = self._coordinates
+        samples = [some.of(contribution.vector) for contribution in contributions] if comparable else []
         mean = mean_of(contributions)
         if comparable:
-            large = mean_square([mean])
+            small, large = some.mean_square(samples), some.mean_square([some.of(mean)])
             self.noise_scale.observe(small, large, batch=weights.pop(), workers=len(contributions))
         self.optimizer.step(self.center, mean)
 
