@@ -19,8 +19,8 @@ __all__ = ["Coordinates", "NeighbourNoise", "NoiseEstimate", "NoiseScale"]
 
 # Resamplings of a bootstrap, and the least number of gradients at one point.
 _RESAMPLED, _LEAST_GRADIENTS = 2000, 4
-# One pair of so many contributions is looked at; shorter vectors are taken whole.
-_LOOKED_AT, _LEAST_SAMPLED = 16, 4096
+# One pair of so many contributions is looked at.
+_LOOKED_AT = 16
 
 
 class NoiseScale(Stateful):
@@ -97,12 +97,12 @@ class Coordinates:
     """
 
     def __init__(self, size: int) -> None:
-        self._places = None if size <= _LEAST_SAMPLED else sampled_places(size)
-        self._each = 1.0 if self._places is None else size / self._places.size
+        self._places = sampled_places(size)
+        self._each = size / max(self._places.size, 1)
 
     def of(self, vector: Vector) -> Vector:
         """Return a copy of these coordinates."""
-        return vector.copy() if self._places is None else vector[self._places]
+        return vector[self._places]
 
     def mean_square(self, samples: Sequence[Vector]) -> float:
         """Return the mean of |v|^2 over vectors of which these are the coordinates."""

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class _Ahead:
         with contextlib.suppress(RuntimeError):  # Python ends, or there are no more threads: go on alone
             for _ in range(self._helpers):
                 # In the caller's context: NumPy's handling of errors is a part of it.
-                _pool().submit(contextvars.copy_context().run, self._help)
+                _pool(os.getpid()).submit(contextvars.copy_context().run, self._help)
         self._helpers = 0
         while (block := self._next(before=part.stop)) is not None:
             self._do(block)
@@ -134,15 +135,7 @@ class _Ahead:
             self._turn.notify_all()
 
 
-_pools: list[ThreadPoolExecutor] = []
-
-
-def _pool() -> ThreadPoolExecutor:
-    """Return the threads of this process, which all vectors share."""
-    if not _pools:
-        _pools.append(ThreadPoolExecutor(_MOST - 1, thread_name_prefix="nnlo-blocks"))
-    return _pools[0]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # a copy of this process has no such threads
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked process starts its own
+    """Return the threads of a process, which all vectors share."""
+    return ThreadPoolExecutor(_MOST - 1, thread_name_prefix="nnlo-blocks")
