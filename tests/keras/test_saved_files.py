@@ -28,6 +28,9 @@ pytestmark = [
 @pytest.fixture
 def model(monkeypatch):
     monkeypatch.setattr(_errors, "_SHOWN", {})
+    # Models of earlier tests are watched until they are collected, which may be within this test.
+    for earlier in [*_callback_lists._saves._watched]:
+        _callback_lists._saves._forget(earlier)
     monkeypatch.setattr(_callback_lists, "_saves", _callback_lists._SavedModels())
     before = {name: getattr(keras.Model, name) for name in _callback_lists._METHODS}
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
