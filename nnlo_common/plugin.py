@@ -15,6 +15,7 @@ from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _state_tree as random_numbers
 from nnlo_common.base._arguments import is_number, whole_number
+from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory, warn
 from nnlo_common.base._file_access import (
     hold,
@@ -27,7 +28,7 @@ from nnlo_common.base._file_access import (
     whole_file,
     write_whole,
 )
-from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector, laid_out
+from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, PartWork, Vector, blocks, laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._process_memory import ProcessMemory
@@ -146,6 +147,7 @@ __all__ = [
     "GroupRank",
     "HDF5Source",
     "HEADER_BYTES",
+    "InOrder",
     "Inheritance",
     "Interrupts",
     "LARGEST_JSON",
@@ -160,20 +162,19 @@ __all__ = [
     "NoteQuery",
     "OtherProject",
     "PRESENT",
+    "PartWork",
     "Periodic",
+    "PredictKeywords",
+    "PredictOptions",
     "ProcessMemory",
     "ProgressDisplay",
     "Query",
     "RankOptions",
-    "Roles",
-    "checked_roles",
-    "roles_taken_from",
     "RankWorld",
     "RatePlan",
     "Reading",
     "Reducer",
-    "PredictKeywords",
-    "PredictOptions",
+    "Roles",
     "RunPlan",
     "RunningTrial",
     "SIGNAL",
@@ -199,6 +200,7 @@ __all__ = [
     "all_same",
     "as_values",
     "begin_torch_profile",
+    "blocks",
     "brief",
     "changed",
     "check_assignment",
@@ -208,6 +210,7 @@ __all__ = [
     "check_stored",
     "check_weights",
     "checked_count",
+    "checked_roles",
     "connect_search",
     "cut_teams",
     "end_of",
@@ -242,10 +245,10 @@ __all__ = [
     "quoted_samplers",
     "random_numbers",
     "read_whole",
-    "refuse_spares",
     "readable",
-    "watched_use",
     "readable_file",
+    "refuse_spares",
+    "roles_taken_from",
     "run_block",
     "run_coordinator",
     "running",
@@ -259,14 +262,15 @@ __all__ = [
     "spaced",
     "span",
     "speaks",
-    "stands_by",
     "split",
+    "stands_by",
     "table",
     "unpacked_tree",
     "unwired",
     "usable",
     "vectors_in_turn",
     "warn",
+    "watched_use",
     "when_chosen",
     "whole",
     "whole_file",

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Stretch
+from nnlo_common.plugin import InOrder, Stretch
+from nnlo_torch._chunks import WORTH, Chunks
 from nnlo_torch._flat_model import FlatModel, Storage
 from nnlo_torch._schedules import GroupOptions
 from nnlo_torch._stretches import Stretches, own_momentum, scaled_rates, without_momentum
@@ -49,6 +50,9 @@ class TorchCenterOptimizer:
         ]
         # For each optimizer, which of this shard's parameters are its own.
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
+        places = [flat_model.parameters.layout.segments[index] for index in self._mine]
+        self._places = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in places]
+        self._chunks: list[Chunks] | None = None
         self._views: dict[int, list[torch.Tensor]] = {}
         self._stretches: Stretches | None = None
         self._left: tuple[float, bool] | None = None  # the momentum that workers have
@@ -74,20 +78,55 @@ class TorchCenterOptimizer:
 
     def step(self, x: Any, gradient: Any) -> None:  # noqa: ARG002 - the parameters are views of x
         """Step with this gradient."""
+        if self._left is not None:
+            with without_momentum(self._optimizers):
+                self._step(gradient)
+        else:
+            self._step(gradient)
+
+    def step_by_parts(self, x: Any, gradient: Any) -> InOrder | None:  # noqa: ARG002 - as in `step`
+        """Begin a step; return what steps a part, if the optimizers can: PyTorch's from their second on."""
+        if gradient.size < WORTH:
+            return None
+        present = self._present_in(gradient)
+        if self._chunks is None:
+            self._chunks = [
+                Chunks(
+                    optimizer,
+                    [master for master, is_own in zip(self._masters, owned, strict=True) if is_own],
+                    [place for place, is_own in zip(self._places, owned, strict=True) if is_own],
+                )
+                for optimizer, owned in zip(self._optimizers, self._owned, strict=True)
+            ]
+        stepped = [self._chunks[index] for index in self.stepped]
+        if not all(
+            self._chunks[index].begin(gradient, present[self._owned[index]]) for index in self.stepped
+        ):
+            return None
+
+        def step(part: slice) -> None:
+            for chunks in stepped:
+                chunks.step_before(part.stop)
+
+        return InOrder(step)
+
+    def _present_in(self, gradient: Any) -> Any:
+        """Return which parameters have a gradient, and note which optimizers step with them."""
         present = gradient[self._marks] != 0
-        for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
-            master.grad = view if is_there else None
         several = len(self._optimizers) > 1
         self.stepped = [
             index for index, owned in enumerate(self._owned) if not several or present[owned].any()
         ]
-        if self._left is not None:
-            with without_momentum(self._optimizers):
-                self._step_chosen()
-        else:
-            self._step_chosen()
+        return present
 
-    def _step_chosen(self) -> None:
+    def _step(self, gradient: Any) -> None:
+        by_parts = self.step_by_parts(None, gradient)
+        if by_parts is not None:
+            by_parts(slice(0, gradient.size))
+            return
+        present = self._present_in(gradient)
+        for master, view, is_there in zip(self._masters, self._gradients(gradient), present, strict=True):
+            master.grad = view if is_there else None
         for index in self.stepped:
             self._optimizers[index].step()
 
@@ -147,6 +186,7 @@ class TorchCenterOptimizer:
 
     def release(self) -> None:
         """Give the optimizers the model's parameters back, before another centre is made of them."""
+        self._chunks = None
         tensors: dict[Any, torch.Tensor] = {}
         for params, position, tensor in self._replaced:
             tensors[params[position]], params[position] = tensor, tensor
@@ -160,10 +200,10 @@ class TorchCenterOptimizer:
         address = vector.__array_interface__["data"][0]
         views = self._views.get(address)
         if views is None:
-            flat, start = torch.from_numpy(vector), self._place.start
-            segments = [self._flat_model.parameters.layout.segments[index] for index in self._mine]
+            flat = torch.from_numpy(vector)
             views = self._views[address] = [
-                flat[s.offset - start : s.offset - start + s.size].view(s.shape) for s in segments
+                flat[place].view(master.shape)
+                for place, master in zip(self._places, self._masters, strict=True)
             ]
         return views
 

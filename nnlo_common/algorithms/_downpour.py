@@ -18,6 +18,7 @@ from nnlo_common.algorithms._rule import (
 )
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, moves
 from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import Declared, option
 
@@ -119,7 +120,7 @@ class DownpourCenter(CenterRule):
             step(part)
             self.reply(contribution.vector, part)
 
-        return move
+        return InOrder(move) if isinstance(step, InOrder) else move
 
 
 @dataclass(frozen=True, kw_only=True)

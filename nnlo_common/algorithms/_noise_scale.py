@@ -134,11 +134,17 @@ class NeighbourNoise:
         self.scale = NoiseScale()
         self._coordinates = Coordinates(size)
         self._turn = 0
+        self._last, self._in_a_row = -1, 0  # the rank of the last contribution, and its earlier ones in a row
         self._before: tuple[int, Vector, float] | None = None
 
     def see(self, rank: int, gradient: Vector, weight: float) -> None:
         """Take in a contribution, or let it pass."""
         self._turn += 1
+        self._in_a_row = self._in_a_row + 1 if rank == self._last else 0
+        self._last = rank
+        if self._in_a_row > _LOOKED_AT:
+            self._before = None  # the others are gone or slow: the first that comes begins a pair
+            return
         if self._turn < _LOOKED_AT - 1:
             return
         sample = self._coordinates.of(gradient)

@@ -19,7 +19,7 @@ import numpy as np
 from nnlo_common.base._cores import usable_threads
 from nnlo_common.base._flat_vector import PartWork, blocks, zeroed
 
-__all__ = ["Scratch", "on_threads", "work_through"]
+__all__ = ["InOrder", "Scratch", "on_threads", "work_through"]
 
 #: Numbers that one thread takes at a time; a whole number of any format's rows.
 BLOCK = 1 << 18
@@ -47,6 +47,26 @@ class Scratch(threading.local):
         return Scratch, (self._length,)
 
 
+class InOrder:
+    """Work that only its caller's thread may do, from the first part to the last: that of a framework.
+
+    Args:
+        work: on a part of a vector.
+
+    Example:
+        >>> work = InOrder(print)
+        >>> on_threads(work, size=100_000_000) is work
+        True
+    """
+
+    def __init__(self, work: PartWork) -> None:
+        self._work = work
+
+    def __call__(self, part: slice) -> None:
+        """Do it on a part."""
+        self._work(part)
+
+
 def on_threads(work: PartWork, size: int) -> PartWork:
     """Return what does the same on a vector of `size` numbers, with the threads that it is worth.
 
@@ -66,6 +86,8 @@ def on_threads(work: PartWork, size: int) -> PartWork:
         >>> float(x.min()), float(x.max())
         (2.0, 2.0)
     """
+    if isinstance(work, InOrder):
+        return work
     most = size // WORTH  # most vectors are shorter, and then nothing else is looked at
     count = min(_MOST, most, usable_threads()) if most > 1 else 1
     return work if count < 2 else _Ahead(work, size, count)

@@ -38,6 +38,21 @@ def test_the_scale_is_that_of_all_coordinates(measure) -> None:
     assert scale.value == pytest.approx(NOISE / SIGNAL, rel=0.05)
 
 
+def test_a_worker_alone_costs_no_sample(monkeypatch) -> None:
+    noise, taken = NeighbourNoise(SIZE), []
+    of = Coordinates.of
+    monkeypatch.setattr(Coordinates, "of", lambda self, vector: taken.append(vector[0]) or of(self, vector))
+    one, two = np.ones(SIZE, "f4"), np.full(SIZE, 2, "f4")
+    for _ in range(200):
+        noise.see(1, one, BATCH)
+    assert len(taken) < 5
+    # A pair is of neighbours, also when the other has come back.
+    noise.see(2, two, BATCH)
+    noise.see(1, one, BATCH)
+    assert taken[-2:] == [2, 1]
+    assert noise.scale.signal == pytest.approx(SIZE * (2 * 1.5**2 - 2.5), rel=0.01)
+
+
 def test_short_vectors_are_taken_whole() -> None:
     vector = np.arange(4096, dtype=np.float32)
     assert Coordinates(4096).of(vector).tolist() == vector.tolist()

@@ -41,8 +41,9 @@ def initialised(model):
     return model
 
 
-def model_of():
-    return initialised(torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)))
+def model_of(width=16):
+    layers = torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 3)
+    return initialised(torch.nn.Sequential(*layers))
 
 
 def data():

@@ -9,9 +9,9 @@ import torch
 import nnlo_torch as nt
 from tests.helpers.torch_cases import OPTIMIZERS, SAMPLES, data, loss_of, model_of
 
-folder, wrapper = Path(sys.argv[1]), sys.argv[2]
+folder, wrapper, width = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 for name, make in OPTIMIZERS.items():
-    model = model_of()
+    model = model_of(width)
     optimizer = getattr(nt, wrapper)(make(model))
     x, y = data()
     sampler = nt.ShardSampler(range(SAMPLES), seed=3)

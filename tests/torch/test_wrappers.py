@@ -79,20 +79,22 @@ def test_alone_a_wrapper_is_the_plain_optimizer(name):
 
 @pytest.mark.mpi
 @pytest.mark.slow
-def test_one_worker_under_mpi_has_the_bits_of_the_plain_loop(tmp_path):
-    done = mpiexec(2, PROGRAMS / "torch_bits.py", str(tmp_path), "Downpour", timeout_s=90)
+@pytest.mark.parametrize("width", [16, 100_000])  # the long one is stepped in chunks, and sent in parts
+def test_one_worker_under_mpi_has_the_bits_of_the_plain_loop(tmp_path, width):
+    done = mpiexec(2, PROGRAMS / "torch_bits.py", str(tmp_path), "Downpour", str(width), timeout_s=90)
     assert done.returncode == 0, done.stderr
     for name, make in cases.OPTIMIZERS.items():
+        want = plain(make, cases.model_of(width))
         for rank in (0, 1):
             center = np.load(tmp_path / f"{name}.rank{rank}.npz")["center"]
-            assert np.array_equal(center, plain(make)), (name, rank)
+            assert np.array_equal(center, want), (name, rank)
 
 
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_synchronous_workers_under_mpi_are_one_large_batch(tmp_path):
     """Two workers take every other sample, in batches of 6: together the plain loop's batches of 12."""
-    done = mpiexec(3, PROGRAMS / "torch_bits.py", str(tmp_path), "Synchronous", timeout_s=90)
+    done = mpiexec(3, PROGRAMS / "torch_bits.py", str(tmp_path), "Synchronous", "16", timeout_s=90)
     assert done.returncode == 0, done.stderr
     for name, make in cases.OPTIMIZERS.items():
         center = np.load(tmp_path / f"{name}.rank0.npz")["center"]

@@ -1,0 +1,222 @@
+"""Steps of PyTorch's optimizers part by part: each number once, with the bits of the optimizer's own step.
+
+An optimizer passes several times over each parameter, which for a long one is a pass over the memory, and
+Adam makes temporary tensors of its size. In chunks that fit a cache the same takes half the time or less, and
+a part of the centre can leave for a worker while later ones are stepped.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nnlo_common.plugin import Vector, blocks
+from nnlo_torch._compat import changes_of, global_hooks, hooks_of
+
+__all__ = ["WORTH", "Chunks"]
+
+#: A shorter vector gains nothing.
+WORTH = 1 << 19
+# Numbers of a chunk. Kernels with vectors of their own ("fused") need whole numbers of these.
+_CHUNK = 1 << 18
+# Numbers that are stepped in one call of an optimizer, which takes some 60 microseconds besides.
+_AT_ONCE = 1 << 20
+# Those of PyTorch that step each number by itself.
+_NUMBER_BY_NUMBER = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "Rprop",
+    )
+)
+
+
+@dataclass(eq=False)
+class _Parameter:
+    """One parameter of the centre.
+
+    Attributes:
+        tensor: what the optimizer steps.
+        place: its place in the vector.
+        group: the number of the optimizer's group that holds it.
+        chunks: what is stepped in its place: views of its parts, or itself.
+        states: the state of each chunk.
+        whole: the optimizer's own state, of which those of the chunks are views.
+        seen: what it held when the views were made.
+        counts: what in it is no vector, such as the number of steps, with its changes when the chunks had it.
+    """
+
+    tensor: torch.Tensor
+    place: slice
+    group: int
+    chunks: list[tuple[slice, torch.Tensor]]
+    states: list[dict[str, Any]] = field(default_factory=list)
+    whole: Mapping[str, Any] | None = None
+    seen: list[Any] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def follow(self, whole: dict[str, Any]) -> bool:
+        """Let the chunks have the state that the optimizer has; return whether they can."""
+        if whole is not self.whole or any(map(operator.is_not, whole.values(), self.seen)):
+            self.whole = None
+            if not all(map(_is_known, whole.values())):
+                return False
+            self.whole, self.seen, self.counts, self.states = whole, [*whole.values()], {}, [whole]
+            if len(self.chunks) > 1:
+                self.counts = {name: -1 for name, value in whole.items() if self._is_count(value)}
+                self.states = [
+                    {name: self._part_of(value, place) for name, value in whole.items()}
+                    for place, _ in self.chunks
+                ]
+        for name, changes in self.counts.items():
+            if changes_of(whole[name]) != changes:
+                for state in self.states:
+                    state[name].copy_(whole[name])
+        return True
+
+    def tell(self) -> None:
+        """Give the optimizer's own state the counts of the chunks."""
+        assert self.whole is not None  # follow has returned True
+        for name in self.counts:
+            self.whole[name].copy_(self.states[0][name])
+            self.counts[name] = changes_of(self.whole[name])
+
+    def _part_of(self, value: Any, place: slice) -> Any:
+        if self._is_count(value):
+            return value.clone()
+        return value.view(-1)[place] if isinstance(value, torch.Tensor) else value
+
+    def _is_count(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.shape != self.tensor.shape
+
+
+class Chunks:
+    """Steps one optimizer part by part.
+
+    Args:
+        optimizer: the user's.
+        tensors: those of its parameters that lie in the vector, in order.
+        places: of each in the vector.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], places: Sequence[slice]
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters: list[_Parameter] = []
+        self._stepper: torch.optim.Optimizer | None = None
+        self._waiting: list[tuple[int, int, torch.Tensor]] = []  # start, group, chunk; the next one last
+        self._stepped: list[_Parameter] = []
+        self._views: dict[int, dict[_Parameter, list[torch.Tensor]]] = {}
+        if type(optimizer) not in _NUMBER_BY_NUMBER:
+            return
+        groups = {id(one): index for index, of in enumerate(optimizer.param_groups) for one in of["params"]}
+        for tensor, place in zip(tensors, places, strict=True):
+            self._parameters.append(_Parameter(tensor, place, groups[id(tensor)], _cut(tensor)))
+
+    def begin(self, gradient: Vector, present: Iterable[bool]) -> bool:
+        """Begin a step; return whether it can be made part by part, else the optimizer must make it.
+
+        Args:
+            gradient: for the whole vector.
+            present: for each parameter, whether it has a gradient.
+        """
+        if not self._parameters or self._is_special():
+            return False
+        stepped = [one for one, there in zip(self._parameters, present, strict=True) if there]
+        stepper = self._own_stepper()
+        for one in stepped:
+            state = self._optimizer.state.get(one.tensor)
+            # The first step of a parameter makes its state.
+            if not (state or self._needs_no_state(one)) or not one.follow(state or {}):
+                return False
+        gradients = self._gradients(gradient)
+        self._waiting = []
+        for one in reversed(stepped):
+            views = gradients[one]
+            for (place, chunk), state, view in reversed([*zip(one.chunks, one.states, views, strict=True)]):
+                stepper.state[chunk], chunk.grad = state, view
+                self._waiting.append((one.place.start + place.start, one.group, chunk))
+        for own, group in zip(stepper.param_groups, self._optimizer.param_groups, strict=True):
+            own.update({**group, "params": []})
+        self._stepped = stepped
+        return True
+
+    def step_before(self, stop: int) -> None:
+        """Step all that begins before this place of the vector."""
+        while self._waiting and self._waiting[-1][0] < stop:
+            self._step_next()
+        if not self._waiting:
+            for one in self._stepped:
+                one.tell()
+            self._stepped = []
+
+    def _step_next(self) -> None:
+        stepper = self._own_stepper()
+        groups = [group["params"] for group in stepper.param_groups]
+        count = 0
+        while self._waiting and (not count or count + self._waiting[-1][2].numel() <= _AT_ONCE):
+            _, group, chunk = self._waiting.pop()
+            groups[group].append(chunk)
+            count += chunk.numel()
+        stepper.step()
+        for params in groups:
+            params.clear()
+
+    def _gradients(self, vector: Vector) -> dict[_Parameter, list[torch.Tensor]]:
+        """Return the gradient of each chunk; vectors lie in the same few buffers, so their views are kept."""
+        address = vector.__array_interface__["data"][0]
+        if address not in self._views:
+            self._views[address] = {}
+            for one in self._parameters:
+                flat = torch.from_numpy(vector[one.place])
+                self._views[address][one] = [flat[place].view(chunk.shape) for place, chunk in one.chunks]
+        return self._views[address]
+
+    def _own_stepper(self) -> torch.optim.Optimizer:
+        """Return an optimizer of the same kind that steps chunks."""
+        if self._stepper is None:
+            make: Any = type(self._optimizer)
+            chunks = [(one.group, chunk) for one in self._parameters for _, chunk in one.chunks]
+            groups = [
+                {**group, "params": [chunk for its, chunk in chunks if its == index]}
+                for index, group in enumerate(self._optimizer.param_groups)
+            ]
+            self._stepper = make(groups)
+            self._stepper.state.clear()  # Adagrad makes one at once
+        return self._stepper
+
+    def _needs_no_state(self, one: _Parameter) -> bool:
+        of_sgd = type(self._optimizer) is torch.optim.SGD
+        return of_sgd and not self._optimizer.param_groups[one.group]["momentum"]
+
+    def _is_special(self) -> bool:
+        """Whether something else must see a step as a whole."""
+        hooks = (*global_hooks(), *hooks_of(self._optimizer, "step"))
+        return any(hooks) or any(group.get("differentiable") for group in self._optimizer.param_groups)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether an optimizer has made this part of its state, as a tensor whose parts are views."""
+    return value is not None and (not isinstance(value, torch.Tensor) or value.is_contiguous())
+
+
+def _cut(tensor: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
+    """Return a parameter's chunks with their places in it; a short one is its own."""
+    whole = slice(0, tensor.numel())
+    if tensor.numel() <= _CHUNK:
+        return [(whole, tensor)]
+    flat = tensor.detach().view(-1)
+    return [(place, torch.nn.Parameter(flat[place])) for place in blocks(whole, _CHUNK)]
