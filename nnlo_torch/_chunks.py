@@ -44,8 +44,8 @@ _NUMBER_BY_NUMBER = frozenset(
 
 
 @dataclass(eq=False)
-class _Parameter:
-    """One parameter of the centre.
+class _InChunks:
+    """One parameter of the centre, cut into chunks.
 
     Attributes:
         tensor: what the optimizer steps.
@@ -115,16 +115,16 @@ class Chunks:
         self, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], places: Sequence[slice]
     ) -> None:
         self._optimizer = optimizer
-        self._parameters: list[_Parameter] = []
+        self._parameters: list[_InChunks] = []
         self._stepper: torch.optim.Optimizer | None = None
         self._waiting: list[tuple[int, int, torch.Tensor]] = []  # start, group, chunk; the next one last
-        self._stepped: list[_Parameter] = []
-        self._views: dict[int, dict[_Parameter, list[torch.Tensor]]] = {}
+        self._stepped: list[_InChunks] = []
+        self._views: dict[int, dict[_InChunks, list[torch.Tensor]]] = {}
         if type(optimizer) not in _NUMBER_BY_NUMBER:
             return
         groups = {id(one): index for index, of in enumerate(optimizer.param_groups) for one in of["params"]}
         for tensor, place in zip(tensors, places, strict=True):
-            self._parameters.append(_Parameter(tensor, place, groups[id(tensor)], _cut(tensor)))
+            self._parameters.append(_InChunks(tensor, place, groups[id(tensor)], _cut(tensor)))
 
     def begin(self, gradient: Vector, present: Iterable[bool]) -> bool:
         """Begin a step; return whether it can be made part by part, else the optimizer must make it.
@@ -175,7 +175,7 @@ class Chunks:
         for params in groups:
             params.clear()
 
-    def _gradients(self, vector: Vector) -> dict[_Parameter, list[torch.Tensor]]:
+    def _gradients(self, vector: Vector) -> dict[_InChunks, list[torch.Tensor]]:
         """Return the gradient of each chunk; vectors lie in the same few buffers, so their views are kept."""
         address = vector.__array_interface__["data"][0]
         if address not in self._views:
@@ -198,7 +198,7 @@ class Chunks:
             self._stepper.state.clear()  # Adagrad makes one at once
         return self._stepper
 
-    def _needs_no_state(self, one: _Parameter) -> bool:
+    def _needs_no_state(self, one: _InChunks) -> bool:
         of_sgd = type(self._optimizer) is torch.optim.SGD
         return of_sgd and not self._optimizer.param_groups[one.group]["momentum"]
 
