@@ -10,7 +10,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import InOrder, Stretch
-from nnlo_torch._chunks import WORTH, Chunks
+from nnlo_torch._chunked_step import WORTH, ChunkedStep
 from nnlo_torch._flat_model import FlatModel, Storage
 from nnlo_torch._schedules import GroupOptions
 from nnlo_torch._stretches import Stretches, own_momentum, scaled_rates, without_momentum
@@ -52,7 +52,7 @@ class TorchCenterOptimizer:
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
         places = [flat_model.parameters.layout.segments[index] for index in self._mine]
         self._places = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in places]
-        self._chunks: list[Chunks] | None = None
+        self._chunked: list[ChunkedStep] | None = None
         self._views: dict[int, list[torch.Tensor]] = {}
         self._stretches: Stretches | None = None
         self._left: tuple[float, bool] | None = None  # the momentum that workers have
@@ -89,24 +89,24 @@ class TorchCenterOptimizer:
         if gradient.size < WORTH:
             return None
         present = self._present_in(gradient)
-        if self._chunks is None:
-            self._chunks = [
-                Chunks(
+        if self._chunked is None:
+            self._chunked = [
+                ChunkedStep(
                     optimizer,
                     [master for master, is_own in zip(self._masters, owned, strict=True) if is_own],
                     [place for place, is_own in zip(self._places, owned, strict=True) if is_own],
                 )
                 for optimizer, owned in zip(self._optimizers, self._owned, strict=True)
             ]
-        stepped = [self._chunks[index] for index in self.stepped]
+        stepped = [self._chunked[index] for index in self.stepped]
         if not all(
-            self._chunks[index].begin(gradient, present[self._owned[index]]) for index in self.stepped
+            self._chunked[index].begin(gradient, present[self._owned[index]]) for index in self.stepped
         ):
             return None
 
         def step(part: slice) -> None:
-            for chunks in stepped:
-                chunks.step_before(part.stop)
+            for one in stepped:
+                one.step_before(part.stop)
 
         return InOrder(step)
 
@@ -186,7 +186,7 @@ class TorchCenterOptimizer:
 
     def release(self) -> None:
         """Give the optimizers the model's parameters back, before another centre is made of them."""
-        self._chunks = None
+        self._chunked = None
         tensors: dict[Any, torch.Tensor] = {}
         for params, position, tensor in self._replaced:
             tensors[params[position]], params[position] = tensor, tensor

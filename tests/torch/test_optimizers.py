@@ -25,7 +25,7 @@ from torch.optim.optimizer import (  # noqa: E402
 from torch.testing._internal import common_optimizers as theirs  # noqa: E402
 
 import nnlo_torch as nt  # noqa: E402
-from nnlo_torch import _center, _chunks  # noqa: E402
+from nnlo_torch import _center, _chunked_step  # noqa: E402
 from tests.helpers import torch_cases as cases  # noqa: E402
 from tests.helpers.torch_cases import same, values  # noqa: E402
 
@@ -265,8 +265,11 @@ def test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_opt
 @pytest.mark.parametrize("case", EXCHANGED)
 def test_it_has_them_where_the_server_steps_in_chunks(case, monkeypatch):
     monkeypatch.setattr(_center, "WORTH", 1)
-    monkeypatch.setattr(_chunks, "_CHUNK", 16)  # numbers that one instruction computes with, for fused=True
-    monkeypatch.setattr(_chunks, "_AT_ONCE", 24)
+    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1)
+    monkeypatch.setattr(
+        _chunked_step, "_CHUNK", 16
+    )  # of one instruction, for fused=True
+    monkeypatch.setattr(_chunked_step, "_AT_ONCE", 24)
     test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_optimizer(case)
 
 

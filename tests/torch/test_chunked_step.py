@@ -12,6 +12,7 @@ from nnlo_common.algorithms._vector_optimizer import moves
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
 from nnlo_common.plugin import PRESENT  # noqa: E402
+from nnlo_torch import _chunked_step  # noqa: E402
 from nnlo_torch._center import TorchCenterOptimizer  # noqa: E402
 from nnlo_torch._flat_model import FlatModel  # noqa: E402
 from tests.helpers.torch_cases import same  # noqa: E402
@@ -39,6 +40,11 @@ KINDS = {
         [{"params": params[::2], "lr": 0.02}, {"params": params[1::2], "betas": (0.5, 0.9)}]
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _sgd_of_this_size(monkeypatch):
+    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1)
 
 
 def parameters():
@@ -182,6 +188,14 @@ class Mine(torch.optim.SGD):
 def test_other_optimizers_make_their_own_step(make):
     pair = Pair(make)
     for step in range(3):
+        assert not pair.step(step)
+        pair.check()
+
+
+def test_sgd_gains_nothing_before_four_million_numbers(monkeypatch):
+    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1 << 22)
+    pair = Pair(KINDS["momentum"])
+    for step in range(2):
         assert not pair.step(step)
         pair.check()
 

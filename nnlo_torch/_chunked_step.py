@@ -17,10 +17,12 @@ import torch
 from nnlo_common.plugin import Vector, blocks
 from nnlo_torch._compat import changes_of, global_hooks, hooks_of
 
-__all__ = ["WORTH", "Chunks"]
+__all__ = ["WORTH", "ChunkedStep"]
 
 #: A shorter vector gains nothing.
 WORTH = 1 << 19
+# SGD makes no temporary tensors.
+_WORTH_OF_SGD = 1 << 22
 # Numbers of a chunk. Kernels with vectors of their own ("fused") need whole numbers of these.
 _CHUNK = 1 << 18
 # Numbers that are stepped in one call of an optimizer, which takes some 60 microseconds besides.
@@ -44,8 +46,8 @@ _NUMBER_BY_NUMBER = frozenset(
 
 
 @dataclass(eq=False)
-class _InChunks:
-    """One parameter of the centre, cut into chunks.
+class _CutParameter:
+    """One parameter of the centre, cut into chunks if it is long.
 
     Attributes:
         tensor: what the optimizer steps.
@@ -102,7 +104,7 @@ class _InChunks:
         return isinstance(value, torch.Tensor) and value.shape != self.tensor.shape
 
 
-class Chunks:
+class ChunkedStep:
     """Steps one optimizer part by part.
 
     Args:
@@ -115,16 +117,18 @@ class Chunks:
         self, optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor], places: Sequence[slice]
     ) -> None:
         self._optimizer = optimizer
-        self._parameters: list[_InChunks] = []
+        self._parameters: list[_CutParameter] = []
         self._stepper: torch.optim.Optimizer | None = None
         self._waiting: list[tuple[int, int, torch.Tensor]] = []  # start, group, chunk; the next one last
-        self._stepped: list[_InChunks] = []
-        self._views: dict[int, dict[_InChunks, list[torch.Tensor]]] = {}
+        self._stepped: list[_CutParameter] = []
+        self._views: dict[int, dict[_CutParameter, list[torch.Tensor]]] = {}
         if type(optimizer) not in _NUMBER_BY_NUMBER:
+            return
+        if type(optimizer) is torch.optim.SGD and sum(map(torch.numel, tensors)) < _WORTH_OF_SGD:
             return
         groups = {id(one): index for index, of in enumerate(optimizer.param_groups) for one in of["params"]}
         for tensor, place in zip(tensors, places, strict=True):
-            self._parameters.append(_InChunks(tensor, place, groups[id(tensor)], _cut(tensor)))
+            self._parameters.append(_CutParameter(tensor, place, groups[id(tensor)], _cut(tensor)))
 
     def begin(self, gradient: Vector, present: Iterable[bool]) -> bool:
         """Begin a step; return whether it can be made part by part, else the optimizer must make it.
@@ -146,7 +150,8 @@ class Chunks:
         self._waiting = []
         for one in reversed(stepped):
             views = gradients[one]
-            for (place, chunk), state, view in reversed([*zip(one.chunks, one.states, views, strict=True)]):
+            parts = [*zip(one.chunks, one.states, views, strict=True)]
+            for (place, chunk), state, view in reversed(parts):
                 stepper.state[chunk], chunk.grad = state, view
                 self._waiting.append((one.place.start + place.start, one.group, chunk))
         for own, group in zip(stepper.param_groups, self._optimizer.param_groups, strict=True):
@@ -175,7 +180,7 @@ class Chunks:
         for params in groups:
             params.clear()
 
-    def _gradients(self, vector: Vector) -> dict[_InChunks, list[torch.Tensor]]:
+    def _gradients(self, vector: Vector) -> dict[_CutParameter, list[torch.Tensor]]:
         """Return the gradient of each chunk; vectors lie in the same few buffers, so their views are kept."""
         address = vector.__array_interface__["data"][0]
         if address not in self._views:
@@ -198,7 +203,7 @@ class Chunks:
             self._stepper.state.clear()  # Adagrad makes one at once
         return self._stepper
 
-    def _needs_no_state(self, one: _InChunks) -> bool:
+    def _needs_no_state(self, one: _CutParameter) -> bool:
         of_sgd = type(self._optimizer) is torch.optim.SGD
         return of_sgd and not self._optimizer.param_groups[one.group]["momentum"]
 
