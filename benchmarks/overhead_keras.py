@@ -2,6 +2,7 @@
 
     KERAS_BACKEND=torch mpiexec -n 2 python benchmarks/overhead_keras.py
     KERAS_BACKEND=tensorflow mpiexec -n 2 python benchmarks/overhead_keras.py
+    KERAS_BACKEND=jax mpiexec -n 2 python benchmarks/overhead_keras.py
 
 One rank serves the centre, the other trains. Before each epoch of the training the worker fits another model
 for a plain epoch, so that drift of the machine cancels in the ratio of the two. Meanwhile the server sleeps
@@ -55,14 +56,15 @@ class Clock(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Start with the first batch."""
         self._before(epoch)
-        step = self.model.train_function
+        model = self.model  # on JAX, reading it writes the variables, which a step must not meet
+        step = model.train_function
 
-        def first(data: Any) -> Any:
-            self.model.train_function = step
+        def first(*arguments: Any) -> Any:
+            model.train_function = step
             self._start_s = time.perf_counter()
-            return step(data)
+            return step(*arguments)
 
-        self.model.train_function = first
+        model.train_function = first
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Stop."""
