@@ -19,6 +19,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any framework reads it
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 import argparse
 import time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeAlias
 
 import keras
@@ -144,6 +145,8 @@ def _jax(
 ) -> Step:
     import jax
 
+    from nnlo_keras._flat_variables._jax import set_value, spent_values
+
     compiled: dict[tuple[bool, ...], Any] = {}
 
     def make(present: tuple[bool, ...]) -> Any:
@@ -151,7 +154,7 @@ def _jax(
             (v, p, s) for v, p, s, there in zip(variables, pieces, shapes, present, strict=True) if there
         ]
 
-        @jax.jit
+        @partial(jax.jit, donate_argnums=0)
         def apply(state: list[Any], flat: Any) -> list[Any]:
             stateful = _state(optimizer)
             with keras.StatelessScope(state_mapping=list(zip(stateful, state, strict=True))) as scope:
@@ -167,10 +170,10 @@ def _jax(
         if present not in compiled:
             compiled[present] = make(present)
         stateful = _state(optimizer)
-        values = compiled[present]([variable.value for variable in stateful], gradient)
+        values = compiled[present](spent_values(stateful), gradient)
         for variable, value in zip(stateful, values, strict=True):
             # JAX may read the gradient, which is the message's memory, until every result is ready.
-            variable.assign(value.block_until_ready())
+            set_value(variable, value.block_until_ready())
 
     return step
 

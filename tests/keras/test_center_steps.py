@@ -38,8 +38,10 @@ class Before(keras.optimizers.Optimizer):
 class Case:
     """Two variables of a centre, stepped with gradients that always come in the same memory."""
 
-    def __init__(self, optimizer):
-        self.variables = [keras.Variable(np.ones(shape, "f4"), name="v") for shape in ((3, 2), (5,))]
+    def __init__(self, optimizer, shapes=((3, 2), (5,)), prepare=lambda variables: None):
+        self.variables = [keras.Variable(np.ones(shape, "f4"), name="v") for shape in shapes]
+        prepare(self.variables)
+        self.optimizer = optimizer
         optimizer.build(self.variables)
         layout = layout_of(self.variables)
         self.center, self.message = FlatVector(layout), FlatVector(layout)
@@ -77,3 +79,24 @@ def test_an_optimizer_may_keep_a_gradient():
     assert case.step(2.0) == [0, 0]
     assert case.step(3.0) == [-2, -2]
     assert case.step(4.0) == [-5, -5]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
+def test_jax_steps_in_the_memory_of_the_old_values():
+    case, places = Case(keras.optimizers.SGD(0.5, momentum=0.5), shapes=((200, 200), (5,))), set()
+    for turn, weight in enumerate((0.0, -1.5, -3.25, -5.125)):
+        assert case.step(2.0) == [weight, weight]
+        if turn:
+            state = (case.variables[0], case.optimizer.momentums[0])
+            places.add(tuple(one.value.unsafe_buffer_pointer() for one in state))
+    assert len(places) == 1
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX")
+def test_jax_steps_variables_that_share_a_value():
+    def share(variables):
+        variables[1].assign(variables[0].value)
+
+    case = Case(keras.optimizers.SGD(0.5), shapes=((5,), (5,)), prepare=share)
+    assert case.step(2.0) == [0, 0]
+    assert case.step(2.0, (True, False)) == [-1, 0]

@@ -589,14 +589,38 @@ def test_without_the_model_variables_are_away_while_fit_runs():
 
 
 @only["jax"]
-def test_a_large_model_is_written_in_parts(monkeypatch):
-    monkeypatch.setattr("nnlo_keras._flat_variables._jax._PART", 100)
-    variables = [variable((size,)) for size in (40, 40, 20, 300, 1, 99, 16, 0, 83)]
+def test_values_are_written_into_the_memory_of_the_old_ones():
+    variables = [variable((size,)) for size in (40_000, 300, 1, 0, 83)]
     flat, way = marked(variables)
-    assert len(way._parts) == 7
+    places = set()
+    for seed in range(4):
+        fill(flat, noise(flat.vector.size, seed))
+        way.write()
+        assert bits(flat.vector) == bits(packed(variables))
+        places.add(variables[0].value.unsafe_buffer_pointer())
+    assert len(places) == 1
+
+
+@only["jax"]
+def test_variables_that_share_a_value_are_written_apart():
+    variables = [variable((40_000,)) for _ in range(3)]
+    variables[2].assign(variables[0].value)
+    assert variables[2].value is variables[0].value
+    flat, way = marked(variables)
     fill(flat, noise(flat.vector.size))
     way.write()
     assert bits(flat.vector) == bits(packed(variables))
+
+
+@only["jax"]
+def test_memory_that_somebody_looks_at_stays_as_it_was():
+    one = variable((40_000,))
+    flat, way = marked([one])
+    looked = keras.ops.convert_to_numpy(one)
+    before = bits(looked)
+    fill(flat, noise(flat.vector.size))
+    way.write()
+    assert bits(looked) == before
 
 
 @only["jax"]
