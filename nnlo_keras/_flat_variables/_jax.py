@@ -6,8 +6,8 @@ Constraints that shaped this module:
   next step read the variables; a write without it is silently lost;
 * JAX uses an aligned numpy array without a copy and computes later, so a write must wait until the vector has
   been read. The function's results never share the vector's memory, since a segment is always shorter;
-* new memory costs more than what is computed in it. So the functions write where the old values are, which
-  are gone then, as Keras does in its own training steps.
+* a function allocates all its results before an old array is freed. So a large model is written in parts:
+  each part reuses the memory of the previous one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from nnlo_common.plugin import Vector
 from nnlo_keras._compat import away, is_spread, put_value, value_of
 
 __all__ = ["JaxVariables", "memory_of", "set_value", "spent_values"]
+
+# Numbers (16 MB) that one function writes at most; fewer cost more calls, more cost new memory.
+_PART = 1 << 22
 
 
 def memory_of(variable: keras.Variable, model: keras.Model | None) -> Callable[[], Vector]:
@@ -48,7 +51,10 @@ class JaxVariables:
         untied = [place for place in places if place[1].tied_to is None and place[1].size]
         self._places = [(variable, view) for variable, _, view in untied]
         self._variables = [variable for variable, _ in self._places]
-        self._vector, self._split = flat.vector, _splitter([segment for _, segment, _ in untied])
+        self._parts = [
+            (_splitter(segments), flat.vector[_reach(segments)], members)
+            for members, segments in _parts([(variable, segment) for variable, segment, _ in untied])
+        ]
 
     def read(self) -> None:
         """Copy the variables into the vector."""
@@ -61,9 +67,9 @@ class JaxVariables:
     def write(self) -> None:
         """Copy the vector into the variables."""
         _sync(self._model, self._variables)
-        pieces = self._split(self._vector, spent_values(self._variables))
-        for variable, piece in zip(self._variables, pieces, strict=True):
-            set_value(variable, piece.block_until_ready())
+        for split, vector, variables in self._parts:
+            for variable, piece in zip(variables, split(vector), strict=True):
+                set_value(variable, piece.block_until_ready())
 
     def attach(self) -> None:
         """Do nothing: JAX arrays are immutable."""
@@ -84,13 +90,37 @@ def _sync(model: keras.Model | None, variables: Iterable[keras.Variable]) -> Non
             )
 
 
+def _parts(
+    places: list[tuple[keras.Variable, Segment]],
+) -> list[tuple[list[keras.Variable], list[Segment]]]:
+    """Cut the variables, in the order of the vector, into parts that are written together."""
+    parts: list[tuple[list[keras.Variable], list[Segment]]] = []
+    for variable, segment in places:
+        if not parts or segment.place.stop - parts[-1][1][0].offset > _PART:
+            parts.append(([], []))
+        parts[-1][0].append(variable)
+        parts[-1][1].append(segment)
+    return parts
+
+
+def _reach(segments: list[Segment]) -> slice:
+    """Return the part of the vector with these segments and at least one number more."""
+    return slice(segments[0].offset, segments[-1].place.stop + 1)
+
+
 def _splitter(segments: list[Segment]) -> Any:
-    """Make a function that cuts variables out of the vector, into the memory of their old values."""
+    """Make a function that cuts variables out of their part of the vector."""
+    start = segments[0].offset
 
-    def split(vector: Any, old: Any) -> list[Any]:  # noqa: ARG001 - their memory is used
-        return [vector[one.place].reshape(one.shape).astype(one.dtype) for one in segments]
+    def split(vector: Any) -> list[Any]:
+        return [
+            vector[segment.offset - start : segment.place.stop - start]
+            .reshape(segment.shape)
+            .astype(segment.dtype)
+            for segment in segments
+        ]
 
-    return jax.jit(split, donate_argnums=1, keep_unused=True)
+    return jax.jit(split)
 
 
 def spent_values(variables: Iterable[keras.Variable]) -> list[Any]:
