@@ -10,7 +10,8 @@ on its wake-up socket. The plain fit has no callbacks and no progress bar. Each 
 
 Claims, checked with --assert: with overlap (lag=1) a worker reaches 0.85 of the plain fit where it exchanges
 after every batch, and 0.95 where it does after every tenth. On TensorFlow these are 0.75 and 0.90: its
-threads also use the second core, which the server needs.
+threads also use the second core, which the server needs. On JAX they are 0.40 and 0.65: its plain fit uses
+both cores, and makes a step while the next batch is prepared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from overhead import BATCH, HEAD, SIZES, Case, cases, options, watched
 import nnlo_keras as nk
 from nnlo_common.cluster._connecting import connect
 
-TARGETS = {1: 0.75, 10: 0.90} if keras.backend.backend() == "tensorflow" else {1: 0.85, 10: 0.95}
+TARGETS = {
+    "tensorflow": {1: 0.75, 10: 0.90},
+    "jax": {1: 0.40, 10: 0.65},
+}.get(keras.backend.backend(), {1: 0.85, 10: 0.95})
 
 
 class Clock(keras.callbacks.Callback):
