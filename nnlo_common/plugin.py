@@ -28,7 +28,7 @@ from nnlo_common.base._file_access import (
     whole_file,
     write_whole,
 )
-from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, PartWork, Vector, blocks, laid_out
+from nnlo_common.base._flat_vector import HEADER_BYTES, PRESENT, Vector, blocks, laid_out
 from nnlo_common.base._limited_formats import LARGEST_JSON, check_stored, npz_arrays, parsed_json
 from nnlo_common.base._other_projects import OtherProject
 from nnlo_common.base._process_memory import ProcessMemory
@@ -162,7 +162,6 @@ __all__ = [
     "NoteQuery",
     "OtherProject",
     "PRESENT",
-    "PartWork",
     "Periodic",
     "PredictKeywords",
     "PredictOptions",

@@ -208,9 +208,10 @@ class ChunkedStep:
         return of_sgd and not self._optimizer.param_groups[one.group]["momentum"]
 
     def _is_special(self) -> bool:
-        """Whether something else must see a step as a whole."""
+        """Whether something else must see a step as a whole, or makes it."""
         hooks = (*global_hooks(), *hooks_of(self._optimizer, "step"))
-        return any(hooks) or any(group.get("differentiable") for group in self._optimizer.param_groups)
+        differentiable = any(group.get("differentiable") for group in self._optimizer.param_groups)
+        return any(hooks) or differentiable or "step" in vars(self._optimizer)
 
 
 def _is_known(value: Any) -> bool:

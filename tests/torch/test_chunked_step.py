@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the environment for MPICH has no fr
 from nnlo_common.plugin import PRESENT  # noqa: E402
 from nnlo_torch import _chunked_step  # noqa: E402
 from nnlo_torch._center import TorchCenterOptimizer  # noqa: E402
+from nnlo_torch._chunked_step import ChunkedStep  # noqa: E402
 from nnlo_torch._flat_model import FlatModel  # noqa: E402
 from tests.helpers.torch_cases import same  # noqa: E402
 
@@ -163,14 +164,27 @@ def test_a_step_as_a_whole_in_between_counts_for_all_chunks():
 
 
 def test_the_whole_step_of_a_server_is_made_in_chunks_too(monkeypatch):
-    pair = Pair(KINDS["adam"])
+    pair, calls = Pair(KINDS["adam"]), []
     pair.step(0)
-    monkeypatch.setattr(pair.optimizer, "step", lambda: pytest.fail("the optimizer made a step of its own"))
+    step_next = ChunkedStep._step_next
+    monkeypatch.setattr(ChunkedStep, "_step_next", lambda self: calls.append("chunks") or step_next(self))
     for step in (1, 2):
         vector = pair.gradient(step)
         pair.reference.step()
         pair.center.step(pair.flat.parameters.vector, vector)
         pair.check()
+    assert calls
+
+
+def test_a_step_that_somebody_has_replaced_is_made():
+    pair, calls = Pair(KINDS["adam"]), []
+    pair.step(0)
+    own = pair.optimizer.step
+    pair.optimizer.step = lambda: calls.append("mine") or own()
+    for step in (1, 2):
+        assert not pair.step(step)
+        pair.check()
+    assert calls == ["mine"] * 2
 
 
 class Mine(torch.optim.SGD):
