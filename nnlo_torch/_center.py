@@ -50,8 +50,8 @@ class TorchCenterOptimizer:
         ]
         # For each optimizer, which of this shard's parameters are its own.
         self._owned = [np.array([id(one) in owned for one in self._masters], bool) for owned in owners]
-        places = [flat_model.parameters.layout.segments[index] for index in self._mine]
-        self._places = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in places]
+        segments = [flat_model.parameters.layout.segments[index] for index in self._mine]
+        self._places = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in segments]
         self._chunked: list[ChunkedStep] | None = None
         self._views: dict[int, list[torch.Tensor]] = {}
         self._stretches: Stretches | None = None
@@ -98,15 +98,13 @@ class TorchCenterOptimizer:
                 )
                 for optimizer, owned in zip(self._optimizers, self._owned, strict=True)
             ]
-        stepped = [self._chunked[index] for index in self.stepped]
-        if not all(
-            self._chunked[index].begin(gradient, present[self._owned[index]]) for index in self.stepped
-        ):
+        stepped = [(self._chunked[index], present[self._owned[index]]) for index in self.stepped]
+        if not all(chunked.begin(gradient, own) for chunked, own in stepped):
             return None
 
         def step(part: slice) -> None:
-            for one in stepped:
-                one.step_before(part.stop)
+            for chunked, _ in stepped:
+                chunked.step_before(part.stop)
 
         return InOrder(step)
 
