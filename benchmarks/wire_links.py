@@ -37,6 +37,9 @@ def options():
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--loss", type=float, default=0.9)
     parser.add_argument("--lag", type=int, default=0)
+    parser.add_argument(
+        "--workers", type=int, default=2, help="each on a host of its own, beside the server's"
+    )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds that one training may take")
     parser.add_argument("--assert", dest="check", action="store_true", help="fail if the claim is missed")
     parser.add_argument("--job", nargs=2, metavar=("SIZE", "WIRE"), help=argparse.SUPPRESS)
@@ -87,9 +90,9 @@ def train(chosen):
 def measured(cluster, chosen, size, wire):
     """Return the time and the steps of the slower worker."""
     words = [HERE, "--loss", chosen.loss, "--lag", chosen.lag, "--batch", chosen.batch, "--job", size, wire]
-    status, text = cluster.run([1, 1, 1], *map(str, words), timeout_s=chosen.timeout)
+    status, text = cluster.run([1] * (1 + chosen.workers), *map(str, words), timeout_s=chosen.timeout)
     found = [json.loads(line.partition("found ")[2]) for line in text.splitlines() if "found " in line]
-    if status or len(found) != 2:
+    if status or len(found) != chosen.workers:
         raise SystemExit(f"{size} {wire} failed with status {status}:\n{text}")
     return max(one["seconds"] for one in found), max(one["steps"] for one in found)
 
@@ -105,9 +108,9 @@ def main():
     missed = 0
     print("| parameters | links | wire | steps | seconds | a step, ms | times as fast as float32 |")
     print("|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder, hosts(3, Path(folder)) as cluster:
+    with tempfile.TemporaryDirectory() as folder, hosts(1 + chosen.workers, Path(folder)) as cluster:
         for rate in chosen.rates:
-            for number in (1, 2, 3):
+            for number in range(1, 2 + chosen.workers):
                 cluster.slow(number, rate)
             for size in chosen.sizes:
                 usual_s = 0.0

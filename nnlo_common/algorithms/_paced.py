@@ -236,12 +236,10 @@ class PacedOptimizer(Stateful):
             np.add(v, np.square(first, out=first), out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
-        step = np.multiply(
-            self._direction(place, factors), factors.rate, out=first if one.adaptive else second
-        )
-        np.subtract(x, step, out=x)
-        if factors.lead:
-            np.subtract(x, np.multiply(step, factors.lead, out=step), out=g)
+        direction = self._direction(place, factors)
+        np.subtract(x, np.multiply(direction, factors.rate, out=second), out=x)
+        if factors.lead:  # with the bits of `look_ahead`
+            np.subtract(x, np.multiply(direction, factors.rate * factors.lead, out=second), out=g)
         else:
             np.copyto(g, x)
 

@@ -44,7 +44,8 @@ class Received(NamedTuple):
         message: the message.
         frame: the memory that holds it.
         parts: gives the parts of a long vector in order, each once it has arrived, and None from time to
-            time while it has not; to be called once. None: all of it is in the message.
+            time while it has not; to be called once. Only the first one is in the frame. None: all of it is
+            in the message.
     """
 
     message: Message

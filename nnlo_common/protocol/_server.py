@@ -87,7 +87,7 @@ class Server:
         by_parts: bool = False,
         wire: Wire = PLAIN,
     ) -> None:
-        self.rank, self.depth, self._in_parts = rank, depth, by_parts
+        self.rank, self.depth, self.by_parts = rank, depth, by_parts
         self.peers = Peers({worker: Peer() for worker in workers})
         self.serve(rule, shard, wire)
         self.awaited = len(self.peers)
@@ -139,7 +139,6 @@ class Server:
         """
         self.rule, self.shard = rule, shard
         self.story = Story(f"server rank {self.rank}, shard {shard}")
-        self.by_parts = self._in_parts and not wire.packs
         self.of_any_size = {Kind.OPTIONS, *(_PACKED if wire.packs else ())}
         self._wire = wire
         self._wires: dict[int, WireEnd] = {}  # to each worker that has joined
@@ -671,17 +670,19 @@ class Server:
             ) from None
         return Received(message.with_vector(vector), event.frame)
 
-    def _packed(self, event: Received, center: Vector) -> Vector:
-        """Return what a reply sends in place of the vector in the request's frame."""
+    def _packed(
+        self, event: Received, center: Vector, fill: PartWork | None
+    ) -> tuple[Vector, PartWork | None]:
+        """Return what a reply sends in place of the vector in the request's frame, and what fills that."""
         request = event.message
         if not self._is_of_worker(request):
-            return center  # another server's
+            return center, fill  # another server's
         if request.kind is Kind.JOIN:
             end = self._wires[request.sender] = self._wire.end(serves=True)
             end.begin(center)
         elif request.kind is Kind.EXCHANGE or (request.kind is Kind.PULL and not request.looks):
-            return self._wires[request.sender].pack_in_place(event.frame)
-        return center
+            return self._wires[request.sender].packing_in_place(event.frame, fill)
+        return center, fill
 
     # -- commits and replies --------------------------------------------------------------------------
 
@@ -695,7 +696,7 @@ class Server:
             self.rule.commit([contribution])
             fill = partial(self.rule.reply, contribution.vector)
         self._committed([event])
-        return self._reply(event, with_vector=True, fill=on_threads(fill, self.rule.center.size))
+        return self._reply(event, with_vector=True, fill=fill)
 
     def _apply(self, events: list[Received]) -> None:
         self.rule.commit(contributions(events, self.rule, self.peers, self.staleness))
@@ -747,7 +748,9 @@ class Server:
         if request.sender in self.other_servers:
             self._told[request.sender] = self._wishes()
         if vector is not None and self._wire.packs:
-            vector = self._packed(event, vector)
+            vector, fill = self._packed(event, vector, fill)
+        elif fill is not None:
+            fill = on_threads(fill, self.rule.center.size)
         reply = Message(
             kind,
             self.rank,

@@ -6,15 +6,16 @@ import enum
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnlo_common.algorithms import Ask, WorkerRule
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
-from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
+from nnlo_common.base._flat_vector import FlatVector, Frame, PartWork, Vector
 from nnlo_common.base._state_tree import State, require
-from nnlo_common.protocol._events import Action, Received, Release, Send, Story, kept, restored
+from nnlo_common.protocol._events import Action, Part, Received, Release, Send, Story, kept, restored
 from nnlo_common.protocol._messages import REPLIES, Kind, Message
 from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
 
@@ -307,12 +308,16 @@ class ShardClient:
         self.rule.asked(ask)
         slot = self._opened % (self.rule.pipeline + 1)
         vector, frame = None, None
+        fill: PartWork | None = None
         if ask in (Ask.EXCHANGE, Ask.PUSH):
             gradient = self.gradient
             vector = self.rule.outgoing(self.parameters, gradient)
             if self._wire is not None:
                 frame = self.outgoing_frames[slot]
-                vector = self._wire.pack(vector, frame.vector)
+                if self.rule.pipeline or ask is Ask.PUSH:
+                    vector = self._wire.pack(vector, frame.vector)
+                else:  # the worker waits for the reply: it is packed while it leaves
+                    vector, fill = self._wire.packing(vector, frame.vector)
             elif self.outgoing_frames and not (self.lent and vector is gradient):
                 frame = self.outgoing_frames[slot]  # the worker trains on while this frame is sent
                 np.copyto(frame.vector, vector)
@@ -328,7 +333,7 @@ class ShardClient:
             if vector is not None and self.sample is not None
             else []
         )
-        return [*first, self._request(_ASKS[ask], vector, frame), *self._absorb(self.rule.pipeline)]
+        return [*first, self._request(_ASKS[ask], vector, frame, fill), *self._absorb(self.rule.pipeline)]
 
     def receive(self, event: Received) -> list[Action]:
         """Take a reply.
@@ -552,9 +557,12 @@ class ShardClient:
 
     def _unpacked(self, event: Received, wire: WireEnd) -> Received:
         """Return a reply with its vector as the rule has made it."""
-        message, frame, _ = event.whole()
+        message, frame, parts = event
         if message.vector is None:
             return event
+        if parts is not None:
+            out = frame.vector[: self.parameters.size]
+            return Received(message.with_vector(out), frame, partial(self._arriving, event, wire, out))
         try:
             vector = wire.unpack_in_place(message.vector, frame)
         except ValueError as error:
@@ -562,6 +570,19 @@ class ShardClient:
                 f"rank {message.sender} sent a vector that cannot be read: {error}"
             ) from None
         return Received(message.with_vector(vector), frame)
+
+    def _arriving(
+        self, event: Received, wire: WireEnd, memory: Vector, into: Vector | None
+    ) -> Iterator[Part | None]:
+        """Give the parts of a packed reply, unpacked, as they arrive."""
+        assert event.message.vector is not None  # _unpacked has seen to it
+        try:
+            room = wire.memory(event.message.vector.size)
+            yield from wire.arriving(event.coming(room), room, memory if into is None else into)
+        except ValueError as error:
+            raise self.story.error(
+                f"rank {event.message.sender} sent a vector that cannot be read: {error}"
+            ) from None
 
     def _seen(self, event: Received) -> list[Action]:
         assert self._look_into is not None  # look has set it
@@ -636,7 +657,13 @@ class ShardClient:
         return None
 
     def _request(
-        self, kind: Kind, vector: Vector | None = None, frame: Frame | None = None, *, again: bool = False
+        self,
+        kind: Kind,
+        vector: Vector | None = None,
+        frame: Frame | None = None,
+        fill: PartWork | None = None,
+        *,
+        again: bool = False,
     ) -> Send:
         joining = kind is Kind.JOIN
         # PAUSE takes no sequence number, so that pauses do not change the saved state.
@@ -661,7 +688,7 @@ class ShardClient:
         self.story.tell("sent", message)
         if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
-        return Send(self.shard.server, message, frame)
+        return Send(self.shard.server, message, frame, fill)
 
     def _share(self, kind: Kind) -> float:
         """Return a message's weight in a mean; a contribution counts all steps since the previous one."""

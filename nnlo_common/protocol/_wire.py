@@ -25,7 +25,8 @@ early gradients change fastest. Replies to topk are differences in int8: a centr
 cannot be told by a few. A copy of the centre that a worker only looks at travels in float32.
 
 A packed vector is: the format and the vector's length, each in 4 bytes; a bit for each mark (see `PRESENT`),
-which no format may round; the numbers.
+which no format may round; the numbers, and with int8 each block's scales before them. So a long vector can
+leave while it is packed, and be unpacked while it arrives.
 """
 
 from __future__ import annotations
@@ -33,22 +34,23 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
-from nnlo_common.base._block_threads import Scratch, work_through
-from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, Vector, blocks, without_absent
+from nnlo_common.base._block_threads import InOrder, Scratch, on_threads, work_through
+from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, PartWork, Vector, blocks, without_absent
 from nnlo_common.base._state_tree import State, Stateful, require
+from nnlo_common.protocol._events import Part
 
 __all__ = ["PLAIN", "Wire", "WireEnd", "from_bfloat16", "to_bfloat16"]
 
 Bytes = npt.NDArray[np.uint8]
 
-# Numbers that are packed at a time: with their copies they stay in a second-level cache.
+# Numbers that are packed at a time: with their copies they stay in a second-level cache. Full rows of int8.
 _BLOCK = 1 << 15
 # Numbers that have room for what a packed vector has besides.
 _ROOM = 64
@@ -158,9 +160,9 @@ class _Int8(_InBlocks):
         """Return one byte for each, and four for a scale; a last row that is not full is one, too."""
         return 4 * -(-size // self._ROW) + size
 
-    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:
+    def pack(self, y: Vector, body: Bytes, block: slice, size: int, spare: Vector) -> None:  # noqa: ARG002
         """Divide each row by its largest number."""
-        for rows, scales, steps, whole in self._rows(y, body, block, size, spare):
+        for rows, scales, steps, whole in self._rows(y, body, block, spare):
             np.abs(rows, out=whole)
             np.divide(whole.max(1), self._STEPS, out=scales)
             scales[scales < self._TINY] = 0
@@ -172,21 +174,22 @@ class _Int8(_InBlocks):
 
     def add(self, body: Bytes, block: slice, out: Vector, spare: Vector) -> None:
         """Multiply each row by its scale."""
-        for rows, scales, steps, whole in self._rows(out[block], body, block, out.size, spare):
+        for rows, scales, steps, whole in self._rows(out[block], body, block, spare):
             np.copyto(whole, steps)
             np.multiply(whole, scales[:, None], out=whole)
             np.add(rows, whole, out=rows)
 
     def _rows(
-        self, numbers: Vector, body: Bytes, block: slice, size: int, spare: Vector
+        self, numbers: Vector, body: Bytes, block: slice, spare: Vector
     ) -> Iterator[tuple[Vector, Vector, npt.NDArray[np.int8], Vector]]:
         """Yield the full rows of a block, then the one that is not full.
 
         Of each: its numbers, scales and whole numbers, and spare memory.
         """
-        width, rows = self._ROW, -(-size // self._ROW)
-        scales = body[: 4 * rows].view(np.float32)[block.start // width :]
-        steps = body[4 * rows : 4 * rows + size].view(np.int8)[block]
+        width, start = self._ROW, self.most(block.start)
+        stop = start + self.most(numbers.size)
+        scales = body[start : stop - numbers.size].view(np.float32)
+        steps = body[stop - numbers.size : stop].view(np.int8)
         full = numbers.size // width
         stop = full * width
         for part, count, shape in (
@@ -284,6 +287,16 @@ def _quietly() -> np.errstate:
     return np.errstate(divide="ignore", invalid="ignore", over="ignore")
 
 
+def _start_of_numbers(marks: int) -> int:
+    """Return how many bytes a packed vector has before its numbers."""
+    return _HEAD + -(-marks // 32) * 4
+
+
+def _packed_size(way: _WireFormat, size: int, marks: int) -> int:
+    """Return how many float32 numbers have room for a packed vector."""
+    return -(-(_start_of_numbers(marks) + way.most(size)) // 4)
+
+
 class _Stream(Stateful):
     """One direction between a worker and a server, on one of its sides.
 
@@ -319,12 +332,12 @@ class _Stream(Stateful):
         self.reference: Vector = np.zeros(0, np.float32) if reference is None else reference
         self.residual: Vector = np.zeros(size if keeps else 0, np.float32)
         self.sent = 0
-        self._start = _HEAD + -(-marks.size // 32) * 4
+        self._start = _start_of_numbers(marks.size)
         self._work = Scratch(min(size, _BLOCK))
 
     def most(self) -> int:
         """Return how many float32 numbers have room for a packed vector."""
-        return -(-(self._start + self._way.most(self._size)) // 4)
+        return _packed_size(self._way, self._size, self._marks.size)
 
     def begin(self, value: Vector) -> None:
         """Start anew: the receiver has `value`."""
@@ -335,21 +348,32 @@ class _Stream(Stateful):
 
     def pack(self, value: Vector, room: Vector) -> Vector:
         """Write a vector into `room`, which has `most` numbers; return the part that it takes."""
+        packed, write = self.packing(value, room)
+        work_through(write, self._size)
+        return packed
+
+    def packing(self, value: Vector, room: Vector) -> tuple[Vector, PartWork]:
+        """Begin to write a vector into `room`; return the part that it takes, and what writes its numbers."""
         raw = room.view(np.uint8)
         raw[:_HEAD].view(np.uint32)[:] = self._way.code, self._size
         raw[_HEAD : self._start] = 0
         there = value[self._marks] > 0
         bits = np.packbits(there)
         raw[_HEAD : _HEAD + bits.size] = bits
+        body = raw[self._start :]
         waiting: list[Vector] = []
         if self.residual.size and there.any():  # else it is no gradient
             waiting = [getattr(self, name) for name in self.waiting]
-        with _quietly(), without_absent(waiting, self._marks, value):
-            used = self._start + self._pack(value, raw[self._start :])
+        if isinstance(self._way, _TopK) or (waiting and not there.all()):
+            with _quietly(), without_absent(waiting, self._marks, value):
+                used = self._start + self._pack(value, body)
+            write: PartWork = _nothing
+        else:
+            used, write = self._start + self._way.most(self._size), self._writing(self._way, value, body)
         stop = -(-used // 4)
         raw[used : 4 * stop] = 0
         self.sent += 1
-        return room[:stop]
+        return room[:stop], write
 
     def unpack(self, packed: Vector, out: Vector) -> None:
         """Write what `pack` wrote on the other side into `out`, which is no part of it.
@@ -357,56 +381,88 @@ class _Stream(Stateful):
         Raises:
             ValueError: it is not that.
         """
-        raw = packed.view(np.uint8)
-        if raw.size < self._start or tuple(raw[:_HEAD].view(np.uint32)) != (self._way.code, self._size):
-            raise ValueError("it has another format or length")
-        with _quietly():
-            self._unpack(raw[self._start :], out)
-        if self._marks.size:
-            there = np.unpackbits(raw[_HEAD : self._start], count=self._marks.size)
-            out[self._marks] = there * PRESENT
-
-    def _pack(self, value: Vector, body: Bytes) -> int:
-        way = self._way
-        if isinstance(way, _TopK):  # which keeps a residual, of steps
-            self.residual += value
-            return way.pack(self.residual, body, self.sent)
-
-        def pack(part: slice) -> None:
-            for block in blocks(part, _BLOCK):
-                y, spare = self._work.rows[:, : block.stop - block.start]
-                new = value[block]
-                if self.reference.size:
-                    new = np.subtract(new, self.reference[block], out=y)
-                if self.residual.size:
-                    y = self.residual[block]
-                    np.add(y, new, out=y)
-                way.pack(y, body, block, self._size, spare)
-                if self._follows:  # by the same code as the receiver, so that both have the same bits
-                    way.add(body, block, self.reference, spare)
-
-        work_through(pack, self._size)
-        return way.most(self._size)
-
-    def _unpack(self, body: Bytes, out: Vector) -> None:
         way = self._way
         if isinstance(way, _TopK):
+            self._check_head(packed)
             out[:] = 0
-            way.add(body, out)
-            return
+            with _quietly():
+                way.add(packed.view(np.uint8)[self._start :], out)
+        else:
+            work_through(self.unpacking(packed, out), self._size)
+        if self._marks.size:
+            there = np.unpackbits(packed.view(np.uint8)[_HEAD : self._start], count=self._marks.size)
+            out[self._marks] = there * PRESENT
+
+    def unpacking(self, packed: Vector, out: Vector) -> PartWork:
+        """Return what writes a part of what was packed in blocks into `out`; the head must be there.
+
+        Raises:
+            ValueError: as `unpack`.
+        """
+        self._check_head(packed)
+        way, body = self._way, packed.view(np.uint8)[self._start :]
+        assert isinstance(way, _InBlocks)  # the caller has seen to it
         if body.size != -(-way.most(self._size) // 4) * 4:
             raise ValueError(f"it has {body.size} bytes for {self._size} numbers")
 
         def unpack(part: slice) -> None:
-            for block in blocks(part, _BLOCK):
-                _, spare = self._work.rows[:, : block.stop - block.start]
-                if self._follows:
-                    way.add(body, block, self.reference, spare)
-                out[block] = self.reference[block] if self.reference.size else 0
-                if not self._follows:
-                    way.add(body, block, out, spare)
+            with _quietly():
+                for block in blocks(part, _BLOCK):
+                    _, spare = self._work.rows[:, : block.stop - block.start]
+                    if self._follows:
+                        way.add(body, block, self.reference, spare)
+                    out[block] = self.reference[block] if self.reference.size else 0
+                    if not self._follows:
+                        way.add(body, block, out, spare)
 
-        work_through(unpack, self._size)
+        return unpack
+
+    def touched(self, stop: int) -> int:
+        """Return how many numbers must be packed before what lies before `stop` can leave."""
+        done = -(-(4 * stop - self._start) // self._way.most(_BLOCK))
+        return min(self._size, max(1, done) * _BLOCK)  # the head may be written where numbers have been
+
+    def complete(self, stop: int) -> int:
+        """Return how many numbers can be unpacked once what lies before `stop` has come; below 1: none."""
+        there = 4 * stop - self._start
+        return self._size if there >= self._way.most(self._size) else there // self._way.most(_BLOCK) * _BLOCK
+
+    def _check_head(self, packed: Vector) -> None:
+        raw = packed.view(np.uint8)
+        if raw.size < self._start or tuple(raw[:_HEAD].view(np.uint32)) != (self._way.code, self._size):
+            raise ValueError("it has another format or length")
+
+    def _pack(self, value: Vector, body: Bytes) -> int:
+        """Write all numbers; return how many bytes they take."""
+        way = self._way
+        if isinstance(way, _TopK):  # which keeps a residual, of steps
+            self.residual += value
+            return way.pack(self.residual, body, self.sent)
+        work_through(self._writing(way, value, body), self._size)
+        return way.most(self._size)
+
+    def _writing(self, way: _InBlocks, value: Vector, body: Bytes) -> PartWork:
+        """Return what writes a part of the numbers."""
+
+        def write(part: slice) -> None:
+            with _quietly():
+                for block in blocks(part, _BLOCK):
+                    y, spare = self._work.rows[:, : block.stop - block.start]
+                    new = value[block]
+                    if self.reference.size:
+                        new = np.subtract(new, self.reference[block], out=y)
+                    if self.residual.size:
+                        y = self.residual[block]
+                        np.add(y, new, out=y)
+                    way.pack(y, body, block, self._size, spare)
+                    if self._follows:  # by the same code as the receiver, so that both have the same bits
+                        way.add(body, block, self.reference, spare)
+
+        return write
+
+
+def _nothing(part: slice) -> None:
+    """Leave it: all was done at once."""
 
 
 class _MomentumStream(_Stream):
@@ -504,14 +560,54 @@ class WireEnd:
         """Write a vector into `room`; return the part that it takes. The vector keeps its numbers."""
         return self._out.pack(vector, room)
 
-    def pack_in_place(self, frame: Frame) -> Vector:
-        """Write the vector in a frame down in its place; return the part that it takes."""
+    def packing(self, vector: Vector, room: Vector) -> tuple[Vector, PartWork]:
+        """Begin to write a vector into `room`.
+
+        Returns:
+            The part that it takes, and what completes a part of that; call it for all parts, in order.
+        """
+        packed, write = self._out.packing(vector, room)
+        return packed, self._completing(on_threads(write, self._wire.size))
+
+    def packing_in_place(self, frame: Frame, fill: PartWork | None = None) -> tuple[Vector, PartWork]:
+        """Begin to write the vector in a frame down in its place; `fill` makes its numbers, if they lack.
+
+        Returns:
+            As `packing`.
+        """
         vector = frame.vector[: self._wire.size]
-        if self._replies_are_starts:
-            np.copyto(self.up.reference, vector)
-        packed = self._out.pack(vector, self._wire.room)
-        np.copyto(frame.vector[: packed.size], packed)
-        return frame.vector[: packed.size]
+        room, write = self._out.packing(vector, self._wire.room)
+        packed = frame.vector[: room.size]
+
+        def make(numbers: slice) -> None:
+            if fill is not None:
+                fill(numbers)
+            if self._replies_are_starts:
+                np.copyto(self.up.reference[numbers], vector[numbers])
+            write(numbers)
+
+        in_order = isinstance(fill, InOrder)
+        complete = self._completing(InOrder(make) if in_order else on_threads(make, self._wire.size))
+
+        def put(part: slice) -> None:
+            complete(part)
+            # A number takes less room packed, so those that are not yet packed stay.
+            np.copyto(packed[part], room[part])
+
+        return packed, put
+
+    def _completing(self, write: PartWork) -> PartWork:
+        """Return what completes a part of the packed vector, given what writes numbers."""
+        written = 0
+
+        def complete(part: slice) -> None:
+            nonlocal written
+            stop = self._out.touched(part.stop)
+            if stop > written:
+                write(slice(written, stop))
+                written = stop
+
+        return complete
 
     def unpack_in_place(self, packed: Vector, frame: Frame) -> Vector:
         """Write the vector that was packed in a frame in its place.
@@ -519,13 +615,45 @@ class WireEnd:
         Raises:
             ValueError: it was not packed by the other side.
         """
-        copy = self._wire.room[: packed.size]
-        if copy.size < packed.size:
-            raise ValueError(f"it has {packed.size} numbers")
+        copy = self.memory(packed.size)
         np.copyto(copy, packed)
         vector = frame.vector[: self._wire.size]
         self._into.unpack(copy, vector)
         return vector
+
+    def arriving(self, parts: Iterable[Part | None], packed: Vector, out: Vector) -> Iterator[Part | None]:
+        """Write a vector that was packed in blocks into `out` while it arrives; give what is written.
+
+        Args:
+            parts: those of the packed vector, in order, as each has come; None while none has.
+            packed: the memory that they come into.
+            out: no part of that.
+
+        Raises:
+            ValueError: it was not packed by the other side.
+        """
+        written, unpack = 0, None
+        for part in parts:
+            if part is None:
+                yield None
+                continue
+            stop = self._into.complete(packed.size if part[0].stop is None else part[0].stop)
+            if stop > written:
+                unpack = unpack or self._into.unpacking(packed, out)
+                unpack(new := slice(written, stop))
+                written = stop
+                yield new, out[new]
+
+    def memory(self, size: int) -> Vector:
+        """Return memory for a packed vector of so many float32 numbers, for a moment.
+
+        Raises:
+            ValueError: none is so long.
+        """
+        memory = self._wire.room[:size]
+        if memory.size < size:
+            raise ValueError(f"it has {size} numbers")
+        return memory
 
     def room(self) -> int:
         """Return how many float32 numbers have room for what it packs."""
@@ -594,6 +722,12 @@ class Wire:
     def packs(self) -> bool:
         """Whether vectors travel in another form."""
         return self.name != "float32"
+
+    @property
+    def packed_size(self) -> int:
+        """How many float32 numbers a packed contribution has; 0: none is packed, or their number varies."""
+        way = _FORMATS.get(self.name)
+        return _packed_size(way, self.size, self.marks.size) if isinstance(way, _InBlocks) else 0
 
     def end(self, *, serves: bool) -> WireEnd:
         """Make one side of a conversation."""

@@ -17,7 +17,7 @@ from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import Frame, PartWork, Vector
 from nnlo_common.cluster.transport._endpoint import Link, MemberLostError, Numbers
-from nnlo_common.protocol import Event, Lost, Message, Received, decode, encode
+from nnlo_common.protocol import REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.testing._points import InjectedFault, Points
 from nnlo_common.testing._virtual import filled_unevenly, in_parts
 
@@ -597,7 +597,9 @@ class MemoryEndpoint:
         copy = Frame(self._sizes[peer, message.shard])
         if message.vector is not None:
             np.copyto(copy.vector[: message.vector.size], message.vector)
-        received = in_parts(Received(decode(copy, encode(message, copy)), copy), parts)
+        received = Received(decode(copy, encode(message, copy)), copy)
+        if message.kind in REPLIES:  # a server gets a request once all of it is there
+            received = in_parts(received, parts)
         self._cluster.inbox(self._ranks[peer], self._channel).put(received)
 
     def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:

@@ -101,7 +101,7 @@ def carried(message: Message, frame: Frame) -> Received:
 
 
 def filled_unevenly(message: Message, fill: Callable[[slice], None] | None) -> list[slice]:
-    """Compute a vector in two parts, as a server does while it sends a long one; return the parts."""
+    """Compute a vector in two parts, as a rank does while it sends a long one; return the parts."""
     if fill is None:
         return []
     size = 0 if message.vector is None else message.vector.size
@@ -116,7 +116,9 @@ def in_parts(event: Received, parts: Sequence[slice]) -> Received:
     vector = event.message.vector
     if vector is None or not parts:
         return event
-    return Received(event.message, event.frame, partial(given, [(part, vector[part]) for part in parts]))
+    # What has not come is not in the receiver's memory, which may be used meanwhile.
+    coming = [(part, vector[part].copy()) for part in parts]
+    return Received(event.message, event.frame, partial(given, coming))
 
 
 def bytes_of(message: Message) -> int:
@@ -281,6 +283,7 @@ class VirtualTree:
                 self._send(rank, action)
 
     def _send(self, sender: int, action: Send) -> None:
+        filled_unevenly(action.message, action.fill)
         to, event = action.rank, carried(action.message, Frame(self._size))
         sent_s = self._clock_s[sender]
         if to in self.machines:
@@ -523,6 +526,7 @@ class VirtualCluster:
             if isinstance(action, Send) and action.rank in self._waiting_spares():
                 self._left.add((action.message.shard, rank))
             elif isinstance(action, Send):
+                filled_unevenly(action.message, action.fill)
                 event = self._carried(action.message)
                 channel = self._channels[event.message.shard, rank]
                 self._work_on(rank, event)

@@ -686,8 +686,9 @@ def _buffered(plan: TrainingPlan) -> int:
 def _link(plan: TrainingPlan, peer: int, shard: Shard, *, serving: bool) -> Link:
     places = plan.algorithm.sampled(plan.parameters.vector.size, 2)
     size = max(shard.place.stop - shard.place.start, plan.options, 0 if places is None else places.size)
-    ahead = shard.place.stop - shard.place.start if plan.ranks.overlap else 0
-    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving, ahead)
+    packed = 0 if plan.algorithm.lag else _wire(plan, shard).packed_size
+    ahead = shard.place.stop - shard.place.start if plan.ranks.overlap else packed
+    return Link(peer, shard.index, size, plan.algorithm.lag + 1, serving, ahead, in_order=packed > 0)
 
 
 def _query_link(plan: TrainingPlan, shards: Sequence[Shard], peer: int, *, serving: bool) -> Link:

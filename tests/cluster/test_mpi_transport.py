@@ -82,13 +82,25 @@ def test_a_death_in_the_middle_of_a_reply(what, tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.slow
+@pytest.mark.parametrize("packed", [[], ["packed"]])
 @pytest.mark.parametrize("what", ["worker dies", "worker dies later", "server dies"])
-def test_a_death_in_the_middle_of_a_vector_that_travels_ahead(what):
+def test_a_death_in_the_middle_of_a_vector_that_travels_ahead(what, packed):
     if running_mpi() != "Open MPI":
         pytest.skip("MPICH ends the job")
-    done = mpiexec(2, PROGRAMS / "ahead_death.py", what, timeout_s=60, options=["--with-ft", "ulfm"])
+    words = [what, *packed]
+    done = mpiexec(2, PROGRAMS / "ahead_death.py", *words, timeout_s=60, options=["--with-ft", "ulfm"])
     expected = "worker: Lost(rank=0)" if what == "server dies" else "server: Lost(rank=1)"
     assert done.stdout.splitlines() == [expected], done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("wire", ["int8", "bfloat16"])
+def test_a_long_vector_is_packed_while_it_leaves_with_the_same_bits(wire, servers):
+    done = mpiexec(1 + servers, PROGRAMS / "packed.py", wire, str(servers), timeout_s=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == 2 * (1 + servers)
 
 
 @pytest.mark.mpi

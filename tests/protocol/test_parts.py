@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Synchronous
+from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, LocalSGD, Steady, Synchronous
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._flat_vector import FlatVector, Frame
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint
@@ -19,6 +19,7 @@ from nnlo_common.protocol import (
     Send,
     Server,
     Shard,
+    Wire,
     Worker,
     decode,
     encode,
@@ -42,13 +43,20 @@ RULES: list[Algorithm] = [
     Synchronous(),
     LocalSGD(every=2),
     DiLoCo(every=2),
+    Steady(),
+    Steady(lag=1),
 ]
 
 
-def trained(rule: Algorithm, seed: int, *, by_parts: bool) -> list[object]:
+ARRAYS = (np.linspace(-1, 1, 7, dtype="f4"), np.ones(4, "f4"))
+
+
+def trained(
+    rule: Algorithm, seed: int, *, by_parts: bool, arrays: Sequence[np.ndarray] = ARRAYS
+) -> list[object]:
     """All that three workers and two servers are at the end, and how often parts were computed."""
-    arrays = [np.linspace(-1, 1, 7, dtype="f4"), np.ones(4, "f4")]
-    places = FlatVector.of(arrays).layout.cut(2)
+    layout = FlatVector.of(arrays).layout
+    places = layout.cut(2)
     shards = [Shard(index, index, place) for index, place in enumerate(places)]
 
     def program(worker: Worker) -> Activity:
@@ -56,8 +64,8 @@ def trained(rule: Algorithm, seed: int, *, by_parts: bool) -> list[object]:
         for epoch in range(2):
             yield from worker.begin_epoch()
             for step in range(5):
-                noise = np.random.default_rng([worker.rank, epoch, step]).standard_normal(11).astype("f4")
-                worker.gradient.vector[:] = worker.gradient_point() + noise
+                noise = np.random.default_rng([worker.rank, epoch, step]).standard_normal(layout.size)
+                worker.gradient.vector[:] = worker.gradient_point() + noise.astype("f4")
                 yield from worker.step()
             yield from worker.finish_epoch()
         if rule.trains_in_rounds:
@@ -66,16 +74,20 @@ def trained(rule: Algorithm, seed: int, *, by_parts: bool) -> list[object]:
 
     ranks = range(2, 5)
     start = FlatVector.of(arrays).vector
+    rules = [rule.center(start[s.place].copy(), 3, SGD(0.1, momentum=0.5)) for s in shards]
+    for one in rules:
+        one.share(layout.size)
     servers = [
         Server(
-            rule.center(start[s.place].copy(), 3, SGD(0.1, momentum=0.5)),
+            one,
             ranks,
             rank=s.server,
             shard=s.index,
             depth=rule.lag + 1,
             by_parts=by_parts,
+            wire=Wire(rule, layout, s.place),
         )
-        for s in shards
+        for s, one in zip(shards, rules, strict=True)
     ]
     workers = {
         rank: Worker(

@@ -17,6 +17,7 @@ from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError, DivergedError, ProtocolError
 from nnlo_common.base._flat_vector import PRESENT, FlatVector, Frame, laid_out
 from nnlo_common.protocol import Kind, Message, Received, Server, Wire
+from nnlo_common.protocol._wire import WireEnd
 from nnlo_common.testing import MemoryCluster, RandomOrder, VirtualTree, train_virtually
 from nnlo_common.testing._virtual import tree_machines
 from nnlo_common.training._participant import Participant
@@ -29,6 +30,13 @@ SIZE = 300  # a full row of int8, and one that is not full
 
 def downpour(wire: str, size: int = SIZE) -> Wire:
     return Wire(Downpour(wire=wire), FlatVector.of([np.zeros(size, "f4")]).layout, slice(0, size))
+
+
+def packed_in(end: WireEnd, frame: Frame) -> np.ndarray:
+    """Write the vector in a frame down in its place, as a reply that leaves at once."""
+    packed, put = end.packing_in_place(frame)
+    put(slice(0, packed.size))
+    return packed
 
 
 def vectors(seed: int, size: int, scale: float) -> np.ndarray:
@@ -156,7 +164,7 @@ def test_replies_are_differences_to_what_the_worker_has(
         center += step
         off = np.abs(center - server.down.reference)
         there.vector[:] = center
-        got = worker.unpack_in_place(server.pack_in_place(there), there)
+        got = worker.unpack_in_place(packed_in(server, there), there)
         np.testing.assert_array_equal(got, server.down.reference)  # both sides know the same
         rounding = 2 * np.spacing(np.abs(center))
         assert (np.abs(center - got) <= off.max() / 200 + rounding).all()

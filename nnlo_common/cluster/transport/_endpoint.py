@@ -121,6 +121,8 @@ class Link:
         depth: how many messages may be in flight to this side at once.
         serving: this side is the server.
         ahead: how many values of a vector may travel ahead of its message to the server; 0: none.
+        in_order: they leave from the first on, as they are packed; else from the last, as a backward pass
+            makes them.
     """
 
     peer: int
@@ -129,6 +131,7 @@ class Link:
     depth: int
     serving: bool
     ahead: int = 0
+    in_order: bool = False
 
 
 class Endpoint(Protocol):

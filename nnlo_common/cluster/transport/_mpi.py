@@ -13,7 +13,7 @@ Requirements that shaped this module:
   short reply from the same host it reads after its step instead: that costs less than sharing the interpreter
   with a thread. The server does not poll for the completion of such a reply.
 * A worker that waits for a long reply gets it in parts, while the server computes later ones; a long vector
-  may travel ahead of its message in parts, while the worker computes earlier ones.
+  may travel ahead of its message in parts, while the worker computes or packs others.
 """
 
 from __future__ import annotations
@@ -180,12 +180,15 @@ class MPIEndpoint:
         """Send `message` from the `frame` that holds its vector; then its receive is posted again."""
         slot = None if frame is None else self._by_frame.get(id(frame))
         gone = peer in self._deaths.known
+        outgoing = self._channels[peer, message.shard].outgoing
+        if fill is not None and not gone and outgoing is not None and outgoing.takes(message.vector):
+            self._send_made(peer, message, frame, fill, outgoing)
+            return
         if fill is not None and message.vector is not None and (gone or not _goes_in_parts(message, slot)):
             fill(slice(0, message.vector.size))
             fill = None
         if gone:
             return
-        outgoing = self._channels[peer, message.shard].outgoing
         if outgoing is not None and outgoing.open:
             if outgoing.is_of(message.vector):
                 self._send_behind(peer, message, frame, outgoing)
@@ -225,6 +228,20 @@ class MPIEndpoint:
         outgoing = self._channels[peer, shard].outgoing
         if outgoing is not None and outgoing.open and peer not in self._deaths.known:
             self._send_behind(peer, Message(Kind.WITHDRAWN, 0, 0, shard=shard), None, outgoing)
+
+    def _send_made(
+        self, peer: int, message: Message, frame: Frame | None, fill: PartWork, outgoing: OutgoingAhead
+    ) -> None:
+        """Send a vector while it is made, and its message behind it."""
+        assert message.vector is not None  # outgoing has taken it
+        begins = True
+        for request in outgoing.send_made(message.vector, fill):
+            self._leaving[id(request)] = request
+            if begins and peer in self._wakeups:
+                self._announce(self._wakeups[peer])
+            begins = False
+            self._all_left()  # what has begun to leave moves inside MPI only
+        self._send_behind(peer, message, frame, outgoing)
 
     def _send_behind(self, peer: int, message: Message, frame: Frame | None, outgoing: OutgoingAhead) -> None:
         """Send the rest of a vector that was sent ahead, and its message behind it."""
@@ -472,7 +489,9 @@ class MPIEndpoint:
     def _arriving(self) -> bool:
         """Whether a message has arrived in part."""
         return any(
-            slot.frame.header[0] and not slot.arrived and slot.channel.link.peer not in self._abandoned
+            (slot.frame.header[0] or (slot.channel.incoming is not None and slot.channel.incoming.arriving))
+            and not slot.arrived
+            and slot.channel.link.peer not in self._abandoned
             for slot in self._slots
         )
 

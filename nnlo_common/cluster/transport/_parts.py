@@ -1,4 +1,4 @@
-"""Long vectors in parts: of a reply, while later ones are computed; of a gradient, ahead of its message."""
+"""Long vectors in parts: of a reply, while later ones are computed; of a request, ahead of its message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector, blocks
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector, blocks
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol._events import Part
@@ -115,8 +115,9 @@ class IncomingParts:
 
 
 # -- a vector that travels ahead of its message: a backward pass makes a gradient from its end to its
-# beginning, and each part leaves once it is made. The server keeps memory of its own for it, so that other
-# messages may pass it. Its message, a header alone, says that it is complete.
+# beginning, a wire packs one from its beginning to its end, and each part leaves once it is made. The server
+# keeps memory of its own for it, so that other messages may pass it. Its message, a header alone, says that
+# it is complete.
 
 
 class OutgoingAhead:
@@ -152,6 +153,17 @@ class OutgoingAhead:
             memory = self._vector[self._left.pop()].view(np.uint8)
             yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
 
+    def takes(self, vector: Vector | None) -> bool:
+        """Whether the parts of this vector may leave in order, as they are made."""
+        return self._link.in_order and vector is not None and vector.size == self._link.ahead
+
+    def send_made(self, vector: Vector, make: PartWork) -> Iterator[MPI.Request]:
+        """Make all parts in order, and send each at once; give their requests."""
+        for part in parts(vector.size):
+            make(part)
+            memory = vector[part].view(np.uint8)
+            yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
+
     def rest(self) -> Iterator[MPI.Request]:
         """Send all parts that have not left, and forget the vector: its message follows."""
         if self._vector is not None:
@@ -171,20 +183,31 @@ class IncomingAhead:
     """
 
     def __init__(self, comm: MPI.Intracomm, link: Link) -> None:
-        self.frame = Frame(link.ahead)
+        self.frame = Frame(link.size)
+        order = [*parts(link.ahead)]
         self._requests = [
             comm.Recv_init(
                 [self.frame.vector[part].view(np.uint8), MPI.BYTE], link.peer, tag_of_parts(link.shard)
             )
-            for part in reversed([*parts(link.ahead)])
+            for part in (order if link.in_order else reversed(order))
         ]
+        self._in_order = link.in_order
         self._waits = False  # for parts
 
     def post(self) -> None:
         """Post the receives of all parts, unless they are."""
         if not self._waits:
+            self.frame.vector[0] = 0  # see `arriving`
             MPI.Prequest.Startall(self._requests)
             self._waits = True
+
+    @property
+    def arriving(self) -> bool:
+        """Whether parts come one after the other now, as far as is visible: what is packed begins with no 0.
+
+        Between those of a backward pass there is time to sleep.
+        """
+        return self._in_order and self._waits and bool(self.frame.vector[:1].view(np.uint32)[0])
 
     def missing(self, came: Callable[[MPI.Request], bool]) -> MPI.Request | None:
         """Return the receive of a part that has not come; None: all have.
