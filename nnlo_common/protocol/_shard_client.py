@@ -314,10 +314,7 @@ class ShardClient:
             vector = self.rule.outgoing(self.parameters, gradient)
             if self._wire is not None:
                 frame = self.outgoing_frames[slot]
-                if self.rule.pipeline or ask is Ask.PUSH:
-                    vector = self._wire.pack(vector, frame.vector)
-                else:  # the worker waits for the reply: it is packed while it leaves
-                    vector, fill = self._wire.packing(vector, frame.vector)
+                vector, fill = self._wire.packing(vector, frame.vector)
             elif self.outgoing_frames and not (self.lent and vector is gradient):
                 frame = self.outgoing_frames[slot]  # the worker trains on while this frame is sent
                 np.copyto(frame.vector, vector)

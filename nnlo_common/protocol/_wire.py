@@ -346,14 +346,12 @@ class _Stream(Stateful):
         if self.reference.size:
             np.copyto(self.reference, value)
 
-    def pack(self, value: Vector, room: Vector) -> Vector:
-        """Write a vector into `room`, which has `most` numbers; return the part that it takes."""
-        packed, write = self.packing(value, room)
-        work_through(write, self._size)
-        return packed
-
     def packing(self, value: Vector, room: Vector) -> tuple[Vector, PartWork]:
-        """Begin to write a vector into `room`; return the part that it takes, and what writes its numbers."""
+        """Begin to write a vector into `room`, which has `most` numbers.
+
+        Returns:
+            The part that it takes, and what writes a part of its numbers.
+        """
         raw = room.view(np.uint8)
         raw[:_HEAD].view(np.uint32)[:] = self._way.code, self._size
         raw[_HEAD : self._start] = 0
@@ -376,7 +374,7 @@ class _Stream(Stateful):
         return room[:stop], write
 
     def unpack(self, packed: Vector, out: Vector) -> None:
-        """Write what `pack` wrote on the other side into `out`, which is no part of it.
+        """Write what was packed on the other side into `out`, which is no part of it.
 
         Raises:
             ValueError: it is not that.
@@ -557,11 +555,13 @@ class WireEnd:
         self.up.begin(center)
 
     def pack(self, vector: Vector, room: Vector) -> Vector:
-        """Write a vector into `room`; return the part that it takes. The vector keeps its numbers."""
-        return self._out.pack(vector, room)
+        """Write a vector into `room`; return the part that it takes."""
+        packed, complete = self.packing(vector, room)
+        complete(slice(0, packed.size))
+        return packed
 
     def packing(self, vector: Vector, room: Vector) -> tuple[Vector, PartWork]:
-        """Begin to write a vector into `room`.
+        """Begin to write a vector into `room`; it keeps its numbers.
 
         Returns:
             The part that it takes, and what completes a part of that; call it for all parts, in order.

@@ -100,7 +100,7 @@ def test_a_death_in_the_middle_of_a_vector_that_travels_ahead(what, packed):
 def test_a_long_vector_is_packed_while_it_leaves_with_the_same_bits(wire, servers):
     done = mpiexec(1 + servers, PROGRAMS / "packed.py", wire, str(servers), timeout_s=120)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) == 2 * (1 + servers)
+    assert len(done.stdout.splitlines()) == 3 * (1 + servers)
 
 
 @pytest.mark.mpi

@@ -34,6 +34,7 @@ def slopes(x, rank):
 for algorithm, center, local in (
     (Downpour(wire=wire), SGD(0.1, momentum=0.5), None),
     (EASGD(every=1, wire=wire), None, SGD(0.1)),
+    (Downpour(n_push=1, n_fetch=2, wire=wire), SGD(0.1), None),
 ):
     sent.clear()
     replied.clear()
@@ -53,9 +54,9 @@ for algorithm, center, local in (
     ends = np.cumsum([0, *SIZES])
     place = slice(*ends[me.rank : me.rank + 2]) if me.rank < servers == 2 else slice(None)  # a server's shard
     np.testing.assert_array_equal(mine[place], bits[place])
-    exchanges = sum(STEPS)
+    fetches = sum(STEPS) if getattr(algorithm, "n_fetch", 1) == 1 else 3
     if me.role.startswith("worker"):
-        assert (len(sent), len(replied)) == (exchanges * servers, 0), (sent, replied)
+        assert (len(sent), len(replied)) == (sum(STEPS) * servers, 0), (sent, replied)
     else:
-        assert (len(sent), len(replied)) == (0, exchanges), (sent, replied)
+        assert (len(sent), len(replied)) == (0, fetches), (sent, replied)
     print(f"{me.role}: {algorithm.describe()}", flush=True)

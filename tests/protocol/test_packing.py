@@ -11,7 +11,8 @@ from nnlo_common import EASGD, SGD, DiLoCo, Downpour, FlatVector, Frame, LocalSG
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._flat_vector import PRESENT, PartWork, laid_out
-from nnlo_common.protocol import Kind, Message, Received, Send, Server, Wire, _wire
+from nnlo_common.protocol import Kind, Message, Received, Send, Server, Shard, Wire, _wire
+from nnlo_common.protocol._shard_client import ShardClient
 from nnlo_common.protocol._wire import WireEnd
 from tests.protocol.test_parts import assert_same, trained
 from tests.protocol.test_wire import packed_in
@@ -200,3 +201,31 @@ def test_a_centre_moves_as_its_packed_reply_is_sent() -> None:
     assert not center.center[256:].any()
     send.fill(slice(60, send.message.vector.size))
     assert (center.center == -1).all()
+
+
+def test_a_worker_unpacks_what_has_come_while_it_waits_for_the_rest() -> None:
+    rule, start = Downpour(wire="int8"), FlatVector.of([np.zeros(1024, "f4")])
+    wire, mine, gradient = Wire(rule, start.layout, slice(0, 1024)), FlatVector(start.layout), start
+    client = ShardClient(1, Shard(0, 0, slice(0, 1024)), rule.worker(1024, 1), mine, gradient, wire=wire)
+    client.join()
+    server, frame = wire.end(serves=True), Frame(1100)
+    server.begin(start.vector)
+    client.receive(Received(Message(Kind.CENTER, 0, 0, vector=frame.vector[:1024]), frame))
+    gradient.vector[:] = 1
+    client.begin_step()
+    client.exchange()
+    frame.vector[:1024] = np.linspace(1, 2, 1024)
+    packed = packed_in(server, frame).copy()
+    there: list[int] = []
+
+    def coming(into: np.ndarray | None) -> Iterator[tuple[slice, np.ndarray]]:
+        assert into is not None
+        for part in (slice(0, 140), slice(140, packed.size)):
+            there.append(int(np.count_nonzero(mine.vector)))
+            into[part] = packed[part]
+            yield part, into[part]
+
+    reply = Message(Kind.CENTER, 0, 1, vector=frame.vector[: packed.size])
+    client.receive(Received(reply, frame, coming))
+    assert there == [0, 512]  # of 1048 bytes 560 had come
+    np.testing.assert_array_equal(mine.vector, server.down.reference)
