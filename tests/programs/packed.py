@@ -8,15 +8,15 @@ import sys
 import numpy as np
 
 from nnlo_common import EASGD, SGD, Downpour, Participant
-from nnlo_common.cluster.transport import _mpi, _parts
+from nnlo_common.cluster.transport import _mpi
 from nnlo_common.testing import train_virtually
 
 wire, servers = sys.argv[1], int(sys.argv[2])
 STEPS, SIZES = [3, 2], (900_000, 700_001)
 arrays = [np.linspace(0, 1, size, dtype=np.float32) for size in SIZES]
 sent = []
-original = _parts.OutgoingAhead.send_made
-_parts.OutgoingAhead.send_made = lambda *args: sent.append(1) or original(*args)
+original = _mpi.MPIEndpoint._send_made
+_mpi.MPIEndpoint._send_made = lambda *args: sent.append(1) or original(*args)
 replied = []
 original_reply = _mpi.MPIEndpoint._start_parts
 _mpi.MPIEndpoint._start_parts = lambda *args: replied.append(1) or original_reply(*args)

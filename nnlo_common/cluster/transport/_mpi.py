@@ -234,14 +234,16 @@ class MPIEndpoint:
     ) -> None:
         """Send a vector while it is made, and its message behind it."""
         assert message.vector is not None  # outgoing has taken it
-        begins = True
-        for request in outgoing.send_made(message.vector, fill):
-            self._leaving[id(request)] = request
-            if begins and peer in self._wakeups:
+        for part in parts(message.vector.size):
+            fill(part)
+            if peer in self._deaths.known:
+                continue  # what is not sent must be made all the same
+            self._leave(outgoing.send_part(message.vector, part))
+            if not part.start and peer in self._wakeups:
                 self._announce(self._wakeups[peer])
-            begins = False
             self._all_left()  # what has begun to leave moves inside MPI only
-        self._send_behind(peer, message, frame, outgoing)
+        if peer not in self._deaths.known:
+            self._send_behind(peer, message, frame, outgoing)
 
     def _send_behind(self, peer: int, message: Message, frame: Frame | None, outgoing: OutgoingAhead) -> None:
         """Send the rest of a vector that was sent ahead, and its message behind it."""

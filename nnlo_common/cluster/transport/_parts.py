@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector, blocks
+from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector, blocks
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol._events import Part
@@ -150,19 +150,16 @@ class OutgoingAhead:
         if self._vector is None:
             self._vector, self._left = vector, [*parts(vector.size)]
         while self._left and self._left[-1].start >= start:
-            memory = self._vector[self._left.pop()].view(np.uint8)
-            yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
+            yield from self.send_part(self._vector, self._left.pop())
 
     def takes(self, vector: Vector | None) -> bool:
         """Whether the parts of this vector may leave in order, as they are made."""
         return self._link.in_order and vector is not None and vector.size == self._link.ahead
 
-    def send_made(self, vector: Vector, make: PartWork) -> Iterator[MPI.Request]:
-        """Make all parts in order, and send each at once; give their requests."""
-        for part in parts(vector.size):
-            make(part)
-            memory = vector[part].view(np.uint8)
-            yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
+    def send_part(self, vector: Vector, part: slice) -> Iterator[MPI.Request]:
+        """Send a part; give its request."""
+        memory = vector[part].view(np.uint8)
+        yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
 
     def rest(self) -> Iterator[MPI.Request]:
         """Send all parts that have not left, and forget the vector: its message follows."""
