@@ -25,13 +25,12 @@ early gradients change fastest. Replies to topk are differences in int8: a centr
 cannot be told by a few. A copy of the centre that a worker only looks at travels in float32.
 
 A packed vector is: the format and the vector's length, each in 4 bytes; a bit for each mark (see `PRESENT`),
-which no format may round; the numbers, and with int8 each block's scales before them. So a long vector can
-leave while it is packed, and be unpacked while it arrives.
+which no format may round; the numbers, with int8 each row behind its scale. So a long vector can leave while
+it is packed, and be unpacked while it arrives.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -187,18 +186,14 @@ class _Int8(_InBlocks):
         Of each: its numbers, scales and whole numbers, and spare memory.
         """
         width, start = self._ROW, self.most(block.start)
-        stop = start + self.most(numbers.size)
-        scales = body[start : stop - numbers.size].view(np.float32)
-        steps = body[stop - numbers.size : stop].view(np.int8)
-        full = numbers.size // width
-        stop = full * width
-        for part, count, shape in (
-            (slice(0, stop), slice(0, full), (full, width)),
-            (slice(stop, None), slice(full, full + 1), (1, numbers.size - stop)),
-        ):
-            if math.prod(shape):
-                found = [one[part].reshape(shape) for one in (numbers, spare)]
-                yield found[0], scales[count], steps[part].reshape(shape), found[1]
+        full, rest = divmod(numbers.size, width)
+        for first, count, each in ((0, full, width), (full, 1, rest)):
+            if count and each:
+                at, stop = first * width, first * width + count * each
+                written = body[start + self.most(at) : start + self.most(stop)].reshape(count, 4 + each)
+                scales, steps = written[:, :4].view(np.float32)[:, 0], written[:, 4:].view(np.int8)
+                rows, whole = (one[at:stop].reshape(count, each) for one in (numbers, spare))
+                yield rows, scales, steps, whole
 
 
 class _TopK(_WireFormat):
