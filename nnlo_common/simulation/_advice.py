@@ -41,6 +41,8 @@ _MIB = 1 << 20
 # What MPI takes of a rank for a message, and what else an exchange takes on a server and on a worker besides
 # its vectors: docs/speed.md, one exchange.
 _RECEIVED_S, _SERVED_S, _HANDLED_S = 1.5e-5, 1.5e-5, 2e-5
+# What the wrapper of a framework takes in the loop, with each exchange: docs/speed.md, a training.
+_WRAPPED_S = 1.5e-4
 # Numbers that the ranks of a host add up at once: training/_all_reduce.py.
 _PIECE = 1 << 18
 # A common network where none was measured: 20 us, 25 Gbit/s.
@@ -168,7 +170,7 @@ class Advice:
             parameters=facts.parameters,
             optimizer_s=got * facts.optimizer_s,
             commit=self._reckoned.served_s + _RECEIVED_S,
-            handle=self._reckoned.handled_s + 2 * _RECEIVED_S,
+            handle=self._reckoned.handled_s + 2 * _RECEIVED_S + _WRAPPED_S,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=shared_s if facts.one_host else None,
@@ -184,8 +186,9 @@ class Advice:
         """
         tried = self.facts.exchanges.get(algorithm)
         times = self._reckoned if tried is None else ExchangeTimes(*(self._got * one for one in tried))
-        commit, handle = times.served_s + _RECEIVED_S, times.handled_s + 2 * _RECEIVED_S
-        return replace(self.costs, commit=commit + packing, handle=handle + packing)
+        commit, handle = times.served_s + _RECEIVED_S, times.handled_s + 2 * _RECEIVED_S + _WRAPPED_S
+        together_s = times.together_s
+        return replace(self.costs, commit=commit + packing, handle=handle + packing, together_s=together_s)
 
     @property
     def _got(self) -> float:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from nnlo_common.algorithms import Algorithm
+from nnlo_common.algorithms._rule import GroupRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._flat_vector import FlatVector
@@ -41,6 +44,8 @@ class ExchangeTimes(NamedTuple):
     Attributes:
         served_s: seconds of a server for a contribution to the whole centre, and for its reply.
         handled_s: seconds of a worker: from the gradient to the message, from the reply to the parameters.
+        together_s: seconds of each rank's step where all make it together, without a server; 0: that of the
+            script's optimizer.
 
     Example:
         >>> ExchangeTimes(served_s=0.002, handled_s=0.003).served_s
@@ -49,6 +54,7 @@ class ExchangeTimes(NamedTuple):
 
     served_s: float
     handled_s: float
+    together_s: float = 0.0
 
 
 def rehearse(
@@ -72,8 +78,22 @@ def rehearse(
     """
     size = min(whole_number("parameters", parameters, 1), _LARGEST)
     cluster = _Rehearsal(algorithm, size, optimizer)
+    together = algorithm.group(size, deepcopy(optimizer))
     cluster.run()
-    return ExchangeTimes(*(one * parameters / size for one in cluster.times))
+    times = cluster.times._replace(together_s=0.0 if together is None else _steps_together_s(together, size))
+    return ExchangeTimes(*(one * parameters / size for one in times))
+
+
+def _steps_together_s(rule: GroupRule, size: int) -> float:
+    """Return how long a rank takes to step with the mean gradient of all."""
+    x, gradient = np.zeros(size, np.float32), np.ones(size, np.float32)
+    taken = []
+    for _ in range(_WARM + _COUNTED):
+        gradient.fill(1e-3)
+        begin_s = perf_counter()
+        rule.step(x, gradient, [1.0] * _WORKERS, 1.0)
+        taken.append(perf_counter() - begin_s)
+    return median(taken[_WARM:])
 
 
 class _Stopwatch:

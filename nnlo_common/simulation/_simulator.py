@@ -194,7 +194,10 @@ class Costs:
         optimizer_s: seconds of the optimizer in that, which workers spare where the centre has one.
         parameters: the numbers of the model.
         commit: of a server for a contribution to the whole centre, without the messages.
-        handle: of a worker for an exchange: making the contribution, and taking the reply.
+        handle: of a worker for an exchange: making the contribution, and taking the reply; of a rank without
+            a server: making its gradient one of all, beside their sum.
+        together_s: seconds of a rank's step with `Steady` without a server, in place of its optimizer's; 0:
+            as long as that.
         read: of a batch; None: batches are there.
         latency_s: of a message without content.
         bytes_per_s: of a long message.
@@ -217,6 +220,7 @@ class Costs:
     optimizer_s: float = 0.0
     commit: Durations | float | Sequence[float] = 0.0
     handle: Durations | float | Sequence[float] = 0.0
+    together_s: float = 0.0
     read: Durations | float | Sequence[float] | None = None
     latency_s: float = 2e-5
     bytes_per_s: float = 1e10
@@ -237,6 +241,7 @@ class Costs:
         for name, value, least in (
             ("latency_s", self.latency_s, 0.0),
             ("optimizer_s", self.optimizer_s, 0.0),
+            ("together_s", self.together_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
         ):
@@ -403,10 +408,15 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     """Simulate ranks that make each step together, without a server."""
     draws = [random.Random(f"{seed} {member}") for member in range(ranks.training)]
     paces, computed_s = list[float](), 0.0
-    added_s = costs.reduced_s(ranks.training) * _crowding(ranks.training, costs)
+    added_s = costs.reduced_s(ranks.training)
+    stepped_s = costs.together_s if ranks.training > 1 and ranks.algorithm.steps_groups else 0.0
     for _ in range(steps):
-        batches_s = [costs.batch_s(own, member) for member, own in enumerate(draws)]
-        seconds = _together_s(batches_s, costs) + added_s
+        batches_s = [
+            costs.batch_s(own, member, steps=not stepped_s) + stepped_s for member, own in enumerate(draws)
+        ]
+        # As with a server, each makes its contribution and takes what comes of all, but after the others.
+        handled_s = costs.handled_s(draws[0]) if ranks.training > 1 else 0.0
+        seconds = _together_s(batches_s, costs) + (added_s + handled_s) * _crowding(ranks.training, costs)
         computed_s += sum(batches_s) / len(batches_s)
         paces.append(seconds)
     whole_s = sum(paces)

@@ -9,6 +9,7 @@ import pytest
 
 from nnlo_common import EASGD, SGD, Adam, ConfigurationError, Downpour, Steady, Synchronous
 from nnlo_common.algorithms._agn import AGNWorker
+from nnlo_common.algorithms._steady import SteadyGroup
 from nnlo_common.simulation import Costs, Ranks, _rehearsal, rehearse, simulate
 from nnlo_common.simulation._advice import Advice, example_facts
 from nnlo_common.simulation._rehearsal import ExchangeTimes
@@ -54,7 +55,35 @@ def test_what_the_server_and_the_worker_do_is_told_apart(clock, every):
 
 def test_a_large_model_is_timed_in_part(clock, monkeypatch):
     monkeypatch.setattr(_rehearsal, "_LARGEST", 50)
-    assert rehearse(Planted(), 150, optimizer=SlowSteps(0.1)) == (3.0, 6.0)
+    assert rehearse(Planted(), 150, optimizer=SlowSteps(0.1)) == (3.0, 6.0, 0.0)
+
+
+def test_a_step_of_ranks_without_a_server_is_timed(clock, monkeypatch):
+    step = SteadyGroup.step
+
+    def slow_step(self, *given):
+        Clock.now += 0.5
+        step(self, *given)
+
+    monkeypatch.setattr(SteadyGroup, "step", slow_step)
+    optimizer = SGD(0.1, momentum=0.9)
+    assert rehearse(Steady(), 100, optimizer=optimizer).together_s == 0.5
+    assert optimizer.state() == SGD(0.1, momentum=0.9).state()
+    assert rehearse(Synchronous(), 100, optimizer=SGD(0.1)).together_s == 0
+
+
+def test_ranks_without_a_server_step_by_the_rule_of_a_group_and_handle_their_gradients():
+    costs = Costs(
+        step=0.05, optimizer_s=0.02, together_s=0.01, handle=0.005, parameters=10, reduce_s=lambda ranks: 0.0
+    )
+    paces = {
+        (rule, ranks): simulate(Ranks(algorithm=rule, group_size=ranks, servers=0), costs).batches_per_s
+        for rule in (Steady(), Synchronous())
+        for ranks in (1, 2)
+    }
+    assert paces[Steady(), 1] == pytest.approx(1 / 0.05)
+    assert paces[Steady(), 2] == pytest.approx(2 / (0.03 + 0.01 + 0.005))
+    assert paces[Synchronous(), 2] == pytest.approx(2 / (0.05 + 0.005))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +120,11 @@ def test_where_the_centre_steps_workers_spare_their_optimizer():
 
 def test_advice_takes_an_exchange_as_it_was_tried():
     facts = example_facts()
-    tried = {Steady(): ExchangeTimes(0.5, 0.25)}
+    tried = {Steady(): ExchangeTimes(0.5, 0.25, 0.125)}
     advice = Advice(replace(facts, exchanges=tried))
     found, other = advice.costs_of(Steady()), advice.costs_of(Steady(lag=1))
     assert found.commit.mean == pytest.approx(0.5, abs=1e-3)
     assert found.handle.mean == pytest.approx(0.25, abs=1e-3)
+    assert (found.together_s, other.together_s) == (0.125, 0)
     assert (other.commit.mean, other.handle.mean) == (advice.costs.commit.mean, advice.costs.handle.mean)
     assert np.isclose(advice.costs_of(Steady(), packing=1.0).commit.mean, found.commit.mean + 1)
