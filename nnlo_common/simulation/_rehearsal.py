@@ -80,8 +80,9 @@ def rehearse(
     cluster = _Rehearsal(algorithm, size, optimizer)
     together = algorithm.group(size, deepcopy(optimizer))
     cluster.run()
-    times = cluster.times._replace(together_s=0.0 if together is None else _steps_together_s(together, size))
-    return ExchangeTimes(*(one * parameters / size for one in times))
+    together_s = 0.0 if together is None else _steps_together_s(together, size)
+    served_s, handled_s, _ = cluster.times
+    return ExchangeTimes(*(one * parameters / size for one in (served_s, handled_s, together_s)))
 
 
 def _steps_together_s(rule: GroupRule, size: int) -> float:
