@@ -164,9 +164,10 @@ class PacedOptimizer(Stateful):
             if factors is None or not factors.lead:
                 np.copyto(out[place], x[place])
             else:
-                far = factors.rate * factors.lead
-                ahead = np.multiply(self._direction(place, factors), far, out=self._rows(place)[1])
-                np.subtract(x[place], ahead, out=out[place])
+                ahead = self._rows(place)[1]
+                np.multiply(self._direction(place, factors), factors.rate, out=ahead)
+                # In the order of `_move`, whose bits these are.
+                np.subtract(x[place], np.multiply(ahead, factors.lead, out=ahead), out=out[place])
 
     def _covering(
         self, size: int, stretches: Sequence[Stretch], pace: Pace
@@ -236,10 +237,12 @@ class PacedOptimizer(Stateful):
             np.add(v, np.square(first, out=first), out=v)
             np.multiply(g, 1 - factors.forget, out=g)
         np.add(np.multiply(m, factors.forget, out=m), g, out=m)
-        direction = self._direction(place, factors)
-        np.subtract(x, np.multiply(direction, factors.rate, out=second), out=x)
-        if factors.lead:  # with the bits of `look_ahead`
-            np.subtract(x, np.multiply(direction, factors.rate * factors.lead, out=second), out=g)
+        step = np.multiply(
+            self._direction(place, factors), factors.rate, out=first if one.adaptive else second
+        )
+        np.subtract(x, step, out=x)
+        if factors.lead:
+            np.subtract(x, np.multiply(step, factors.lead, out=step), out=g)
         else:
             np.copyto(g, x)
 
