@@ -117,6 +117,16 @@ class CurvePoint:
     core_hours: float
 
 
+def _with_exchanges(costs: Costs, times: ExchangeTimes, *, packing: float = 0.0) -> Costs:
+    """Return costs with what exchanges take: as timed, and what MPI, wrappers and packing take besides."""
+    return replace(
+        costs,
+        commit=times.served_s + _RECEIVED_S + packing,
+        handle=times.handled_s + 2 * _RECEIVED_S + _WRAPPED_S + packing,
+        together_s=times.together_s,
+    )
+
+
 class Advice:
     """What a probe means, in words; every number has a range, and what a probe cannot know is said.
 
@@ -164,18 +174,17 @@ class Advice:
             waits = math.ceil(facts.parameters / _PIECE) * (1 if ranks <= 3 else 2)
             return passes * 4 * facts.parameters / facts.copy_bytes_per_s + waits * latency_s
 
-        return Costs(
+        costs = Costs(
             step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
             read=Durations(list(facts.read_s)) if facts.read_s else None,
             parameters=facts.parameters,
             optimizer_s=got * facts.optimizer_s,
-            commit=self._reckoned.served_s + _RECEIVED_S,
-            handle=self._reckoned.handled_s + 2 * _RECEIVED_S + _WRAPPED_S,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=shared_s if facts.one_host else None,
             slow={rank: factor for rank, factor in enumerate(facts.slow) if factor > 1},
         )
+        return _with_exchanges(costs, self._reckoned)
 
     def costs_of(self, algorithm: Algorithm, *, packing: float = 0.0) -> Costs:
         """Return what a training with this algorithm costs: its exchanges as they were tried, if they were.
@@ -186,9 +195,7 @@ class Advice:
         """
         tried = self.facts.exchanges.get(algorithm)
         times = self._reckoned if tried is None else ExchangeTimes(*(self._got * one for one in tried))
-        commit, handle = times.served_s + _RECEIVED_S, times.handled_s + 2 * _RECEIVED_S + _WRAPPED_S
-        together_s = times.together_s
-        return replace(self.costs, commit=commit + packing, handle=handle + packing, together_s=together_s)
+        return _with_exchanges(self.costs, times, packing=packing)
 
     @property
     def _got(self) -> float:

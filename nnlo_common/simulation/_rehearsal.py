@@ -87,7 +87,7 @@ def rehearse(
 
 def _steps_together_s(rule: GroupRule, size: int) -> float:
     """Return how long a rank takes to step with the mean gradient of all."""
-    x, gradient = np.zeros(size, np.float32), np.ones(size, np.float32)
+    x, gradient = np.zeros((2, size), np.float32)
     taken = []
     for _ in range(_WARM + _COUNTED):
         gradient.fill(1e-3)
