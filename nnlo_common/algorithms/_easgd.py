@@ -12,9 +12,9 @@ import numpy as np
 from nnlo_common.algorithms._optimizers import LookaheadMomentum
 from nnlo_common.algorithms._rule import Algorithm, Ask, CenterRule, Contribution, WorkerRule
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
-from nnlo_common.base._block_threads import work_through
+from nnlo_common.base._block_threads import cached_blocks, work_through
 from nnlo_common.base._errors import plural
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks
+from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import FROM_OPTIMIZER, option
 
 __all__ = ["EAMSGD", "EASGD", "ElasticCenter", "ElasticWorker"]
@@ -76,7 +76,7 @@ class ElasticCenter(CenterRule):
         return partial(self._move, [contribution.vector])
 
     def _move(self, vectors: list[Vector], part: slice) -> None:
-        for block in blocks(part, _BLOCK):
+        for block in cached_blocks(part, _BLOCK):
             center, differences = self.center[block], [vector[block] for vector in vectors]
             for one in differences:
                 np.subtract(one, center, out=one)

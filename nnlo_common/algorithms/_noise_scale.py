@@ -102,7 +102,7 @@ class Coordinates:
 
     def of(self, vector: Vector) -> Vector:
         """Return a copy of these coordinates."""
-        return vector[self._places]
+        return vector.take(self._places)
 
     def mean_square(self, samples: Sequence[Vector]) -> float:
         """Return the mean of |v|^2 over vectors of which these are the coordinates."""

@@ -36,14 +36,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch
-from nnlo_common.base._block_threads import Scratch
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks, zeroed
+from nnlo_common.base._block_threads import Scratch, cached_blocks, longest_block
+from nnlo_common.base._flat_vector import PartWork, Vector, zeroed
 from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Pace", "PacedOptimizer", "SampledMetric", "momentum_at"]
 
-# Values in a block: six operands of four bytes stay in the cache that cores share, and calls are few.
-_BLOCK = 1 << 17
+# Values in a block: six operands of four bytes stay in a second-level cache, and calls are few.
+_BLOCK = 1 << 16
 
 
 class Pace(NamedTuple):
@@ -121,7 +121,7 @@ class PacedOptimizer(Stateful):
         self.square: Vector = zeroed(4 * size if adam else 0).view(np.float32)
         self.steps, self.bias, self._optimizer = 0, 1.0, optimizer
         self._bind()
-        self._work = Scratch(min(size, _BLOCK))
+        self._work = Scratch(longest_block(size, _BLOCK))
         self._size = size
         self._factors: list[tuple[slice, _Factors | None]] = [(slice(0, size), None)]
 
@@ -206,7 +206,7 @@ class PacedOptimizer(Stateful):
         """Yield the blocks of a part with their factors."""
         for place, factors in self._factors:
             both = slice(max(place.start, part.start), min(place.stop, part.stop))
-            for block in blocks(both, _BLOCK):
+            for block in cached_blocks(both, _BLOCK):
                 yield block, factors
 
     def _rows(self, place: slice) -> npt.NDArray[np.float32]:
@@ -279,14 +279,19 @@ class SampledMetric(Stateful):
                 else a coordinate whose gradients were 0 so far would outweigh all others. None: only what
                 was seen before, and 0 for such a coordinate.
         """
-        square, steps = self.square.astype(np.float64), self.steps
+        factors, steps = self.square.astype(np.float64), self.steps
         if sample is not None:
             seen = sample.astype(np.float64)
-            square, steps = stretch.beta2 * square + (1 - stretch.beta2) * seen * seen, steps + 1
-        correction = 1 - stretch.beta2**steps if steps else 1.0
-        factors: npt.NDArray[np.float64] = 1 / (np.sqrt(square / correction) + stretch.epsilon)
-        if sample is None:
-            factors[square == 0] = 0.0
+            np.multiply(factors, stretch.beta2, out=factors)
+            np.add(factors, np.multiply(seen * (1 - stretch.beta2), seen, out=seen), out=factors)
+            steps += 1
+        unseen = factors == 0 if sample is None else None
+        if steps:
+            np.divide(factors, 1 - stretch.beta2**steps, out=factors)
+        np.add(np.sqrt(factors, out=factors), stretch.epsilon, out=factors)
+        np.divide(1.0, factors, out=factors)
+        if unseen is not None:
+            factors[unseen] = 0.0
         return factors
 
     def see(self, sample: Vector, stretch: Stretch, shorter: float) -> None:

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._noise_scale import NeighbourNoise
-from nnlo_common.algorithms._vector_optimizer import Configurable, LeavesMomentum, VectorOptimizer
-from nnlo_common.base._block_threads import work_through
+from nnlo_common.algorithms._vector_optimizer import Configurable, LeavesMomentum, Optimizer, VectorOptimizer
+from nnlo_common.base._block_threads import cached_blocks, work_through
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import PartWork, Vector, blocks
+from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import FROM_OPTIMIZER, Declared, declared, option
 from nnlo_common.base._state_tree import State, Stateful
 
@@ -270,6 +270,16 @@ class CenterRule(Stateful, ABC):
         self.clock = self.absent = 0
         self._neighbours = NeighbourNoise(center.size) if self.takes_gradients else None
 
+    @property
+    def heavy(self) -> bool:
+        """Whether a commit computes much for what it moves, so that threads of waiting workers pay.
+
+        A worker takes in the first parts of a reply while the others are made; where those are made faster
+        than sent, it is not idle.
+        """
+        optimizer = getattr(self, "optimizer", None)
+        return isinstance(optimizer, Optimizer) and optimizer.heavy
+
     def quorum(self, awaited: int) -> int:
         """Return how many contributions make a commit while `awaited` workers can still contribute."""
         return 1
@@ -405,7 +415,7 @@ def mean_of(contributions: Sequence[Contribution]) -> Vector:
         weights = [scale * weight for weight in weights]
 
     def gather(part: slice) -> None:
-        for block in blocks(part, _BLOCK):
+        for block in cached_blocks(part, _BLOCK):
             vectors = [contribution.vector[block] for contribution in contributions]
             for vector, weight in zip(vectors, weights, strict=True):
                 if weight != 1.0:

@@ -100,6 +100,11 @@ class SteadyCenter(DownpourCenter):
         if self.plain and size > 1:
             self._begin_as(plain=False)
 
+    @property
+    def heavy(self) -> bool:
+        """Whether it steps by Adam."""
+        return self.paced.square.size > 0 or super().heavy
+
     def quorum(self, awaited: int) -> int:
         """Wait for all workers if they step together."""
         return awaited if self.options.synchronous else 1
@@ -200,7 +205,7 @@ class SteadyCenter(DownpourCenter):
         return None
 
     def _sample_of(self, contribution: Contribution) -> Vector:
-        return contribution.vector[self.places] if contribution.sample is None else contribution.sample
+        return contribution.vector.take(self.places) if contribution.sample is None else contribution.sample
 
     def _count(self, done: float, made: float) -> None:
         self.work[0] += done

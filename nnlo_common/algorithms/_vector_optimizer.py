@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkab
 
 import numpy as np
 
-from nnlo_common.base._block_threads import Scratch, work_through
+from nnlo_common.base._block_threads import Scratch, cached_blocks, longest_block, work_through
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import Layout, PartWork, Vector, blocks
 
@@ -210,7 +210,7 @@ class Optimizer:
 
     def _blockwise(self, move_block: PartWork) -> PartWork:
         def move(part: slice) -> None:
-            for block in blocks(part, self._block_length()):
+            for block in cached_blocks(part, self._block_length()):
                 move_block(block)
 
         return move
@@ -235,6 +235,11 @@ class Optimizer:
             self._update(x[part], own, slots, Work(first, second, own if use_up else second))
 
         return move
+
+    @property
+    def heavy(self) -> bool:
+        """Whether a step reads and writes more than the vector, the gradient and a momentum."""
+        return len(self._initial()) > 1
 
     def stretches(self, size: int, gradient: Vector | None) -> Sequence[Stretch] | None:
         """Return the options of a step as stretches of the vector, if it is SGD or Adam."""
@@ -317,8 +322,9 @@ class Optimizer:
         if self._size is None:
             self._size = size
             self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
-            longest = max((len(range(*part.indices(size))) for part in self._parts(size)), default=0)
-            self._work = Scratch(longest)
+            parts = (len(range(*part.indices(size))) for part in self._parts(size))
+            alone = longest_block(size, self._block_length()) if self._coordinatewise else 0
+            self._work = Scratch(max(alone, *parts) if size else 0)
         if size != self._size:
             raise ConfigurationError(
                 f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "

@@ -1,4 +1,4 @@
-"""Work on a long vector by several threads: as many as this rank may compute with.
+"""Work on a long vector by several threads: as many as this rank may compute with, or has been lent.
 
 NumPy computes without Python's lock, so threads that each take blocks of their own need a part of the time.
 Each number is computed from those at its own place alone, so no bit depends on which thread did it.
@@ -11,6 +11,7 @@ import contextvars
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -19,7 +20,16 @@ import numpy as np
 from nnlo_common.base._cores import usable_threads
 from nnlo_common.base._flat_vector import PartWork, blocks, zeroed
 
-__all__ = ["InOrder", "Scratch", "on_threads", "work_through"]
+__all__ = [
+    "InOrder",
+    "Scratch",
+    "cached_blocks",
+    "longest_block",
+    "on_threads",
+    "with_threads",
+    "work_through",
+    "worth_threads",
+]
 
 #: Numbers that one thread takes at a time; a whole number of any format's rows.
 BLOCK = 1 << 18
@@ -27,6 +37,9 @@ BLOCK = 1 << 18
 WORTH = 1 << 19
 # With more the memory is the limit.
 _MOST = 4
+# Whether threads share the work. Each call of NumPy ends in a wait for Python's lock, which another may have.
+_together: contextvars.ContextVar[bool] = contextvars.ContextVar("together", default=False)
+_lent: contextvars.ContextVar[int] = contextvars.ContextVar("lent", default=0)
 
 
 class Scratch(threading.local):
@@ -67,6 +80,27 @@ class InOrder:
         self._work(part)
 
 
+def worth_threads(size: int) -> bool:
+    """Return whether a vector of `size` numbers is long enough for several threads."""
+    return size // WORTH > 1
+
+
+@contextlib.contextmanager
+def with_threads(threads: int) -> Iterator[None]:
+    """Let work that begins in here have so many threads, if they are more than this rank's.
+
+    Example:
+        >>> with with_threads(2):
+        ...     on_threads(print, size=100_000_000) is print
+        False
+    """
+    before = _lent.set(threads)
+    try:
+        yield
+    finally:
+        _lent.reset(before)
+
+
 def on_threads(work: PartWork, size: int) -> PartWork:
     """Return what does the same on a vector of `size` numbers, with the threads that it is worth.
 
@@ -88,9 +122,28 @@ def on_threads(work: PartWork, size: int) -> PartWork:
     """
     if isinstance(work, InOrder):
         return work
-    most = size // WORTH  # most vectors are shorter, and then nothing else is looked at
-    count = min(_MOST, most, usable_threads()) if most > 1 else 1
+    # Most vectors are shorter, and then nothing else is looked at.
+    count = min(_MOST, size // WORTH, max(usable_threads(), _lent.get())) if worth_threads(size) else 1
     return work if count < 2 else _Ahead(work, size, count)
+
+
+def cached_blocks(part: slice, length: int) -> Iterator[slice]:
+    """Cut a part into blocks whose operands fit into the cache; longer ones where threads share the work.
+
+    Args:
+        part: of the vector.
+        length: of a block that is worked on by one thread.
+
+    Example:
+        >>> [(one.start, one.stop) for one in cached_blocks(slice(3, 8), 2)]
+        [(3, 5), (5, 7), (7, 8)]
+    """
+    return blocks(part, max(length, BLOCK) if _together.get() else length)
+
+
+def longest_block(size: int, length: int) -> int:
+    """Return the length of the longest of the `cached_blocks` of a vector of `size` numbers."""
+    return min(size, max(length, BLOCK) if worth_threads(size) else length)
 
 
 def work_through(work: PartWork, size: int) -> None:
@@ -110,12 +163,19 @@ class _Ahead:
 
     def __call__(self, part: slice) -> None:
         """Return when all blocks that a part touches are done."""
+        before = _together.set(True)
+        try:
+            self._work_until(part.stop)
+        finally:
+            _together.reset(before)
+
+    def _work_until(self, stop: int) -> None:
         with contextlib.suppress(RuntimeError):  # Python ends, or there are no more threads: go on alone
             for _ in range(self._helpers):
                 # In the caller's context: NumPy's handling of errors is a part of it.
                 _pool(os.getpid()).submit(contextvars.copy_context().run, self._help)
         self._helpers = 0
-        while (block := self._next(before=part.stop)) is not None:
+        while (block := self._next(before=stop)) is not None:
             self._do(block)
         if self._error is not None:
             raise self._error

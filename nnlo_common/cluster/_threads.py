@@ -10,13 +10,15 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from pathlib import Path
 
-from nnlo_common.base._cores import THREAD_VARIABLES, threads_chosen, usable_cores
+from nnlo_common.base._cores import THREAD_VARIABLES, threads_chosen, usable_cores, usable_threads
 from nnlo_common.base._errors import ConfigurationError
+from nnlo_common.cluster._hosts import Place
 
 __all__ = [
+    "BorrowedThreads",
     "advise_on_fork",
     "limit_threads",
     "threads_per_rank",
@@ -124,3 +126,42 @@ def threads_per_rank(local_size: int, cores: int, own_cores: int) -> int:
         if value < 1:
             raise ConfigurationError(f"{name}={value!r}; it must be at least 1")
     return max(1, min(own_cores, cores // local_size))
+
+
+class BorrowedThreads:
+    """The threads that a server has while workers of its host wait for it: their cores have nothing to do.
+
+    Args:
+        rank: the server.
+        places: of all ranks.
+        servers: all ranks that serve as well; those of one host share what they borrow.
+        groups: the ranks of each worker, leads first; they wait together.
+
+    Example:
+        >>> from nnlo_common.cluster._hosts import locate
+        >>> places = locate([{"host": "a", "cores": 8, "gpus": 0}] * 3)
+        >>> threads = BorrowedThreads(0, places, servers=[0], groups=[(1,), (2,)])
+        >>> threads(waiting=[1], own=1), threads(waiting=[1, 2], own=2), threads(waiting=[2], own=4)
+        (2, 6, 4)
+    """
+
+    def __init__(
+        self, rank: int, places: Sequence[Place], servers: Collection[int], groups: Sequence[Sequence[int]]
+    ) -> None:
+        here = [place.rank for place in places if place.host == places[rank].host]
+        self._ranks = {lead: sum(one in here for one in (lead, *rest)) for lead, *rest in groups}
+        self._servers = sum(one in here for one in servers)
+        self._cores, self._busy = places[rank].host_cores, len(here) - 1
+        self._most = places[rank].cores
+
+    def __call__(self, waiting: Collection[int], own: int | None = None) -> int:
+        """Return how many threads may compute.
+
+        Args:
+            waiting: the leads of the workers that wait.
+            own: the threads of each rank; None: as many as this process has.
+        """
+        own = usable_threads() if own is None else own
+        idle = sum(self._ranks.get(lead, 0) for lead in waiting)
+        free = self._cores - own * (self._busy - idle)
+        return max(own, min(own * (1 + idle // self._servers), free, self._most))

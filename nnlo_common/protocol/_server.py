@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from nnlo_common.algorithms import CenterRule
-from nnlo_common.base._block_threads import on_threads
+from nnlo_common.base._block_threads import on_threads, with_threads
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._state_tree import State
@@ -59,6 +60,7 @@ class Server:
         rate: the learning rate that replies send to workers; 0: none.
         pauses: pauses of all workers together; set `pauses.wanted` to request one.
         after_commit: called after each commit, before its replies are made; it may change the centre.
+        threads: tells how many may compute here while these workers wait for it; None: as many as always.
         before_taking: called with each request that is allowed, before it changes anything; it may raise.
         handled: with `record`, the ranks whose requests were handled, in order. A replay needs only these
             lists of all shards.
@@ -98,6 +100,7 @@ class Server:
         self.stopping, self.rate = False, 0.0
         self.commits_lost = 0
         self.after_commit: Callable[[], object] | None = None
+        self.threads: Callable[[Collection[int]], int] | None = None
         self.before_taking: Callable[[Message], object] = lambda message: None
         self.handled: list[int] | None = [] if record else None
         self._dropped: dict[int, float] = {}  # after how long a silence
@@ -205,7 +208,15 @@ class Server:
             peer.samples = message.samples
         if self.handled is not None and message.kind is not Kind.PAUSE:  # a pause moves nothing
             self.handled.append(message.sender)
-        return self.handlers[message.kind](event)
+        with self._lent(message):
+            return self.handlers[message.kind](event)
+
+    def _lent(self, message: Message) -> AbstractContextManager[None]:
+        """Let a commit have the threads of the workers that wait for it."""
+        if self.threads is None or message.kind is not Kind.EXCHANGE or not self.rule.heavy:
+            return nullcontext()
+        waiting = {message.sender, *(one.message.sender for one in self._waiting.contributions)}
+        return with_threads(self.threads(waiting))
 
     def _is_call(self, message: Message) -> bool:
         """Whether another server pulls an epoch's centre; a sub-server does so on a channel of its own."""

@@ -409,13 +409,13 @@ class Worker:
         if self._places is None:
             return
         if not self._given_sums:
-            self._sampled.add(self.gradient.vector[self._places])
+            self._sampled.add(self.gradient.vector.take(self._places))
         if self.due:
             self._hand_out_sample(self._places)
 
     def _hand_out_sample(self, places: npt.NDArray[np.int64]) -> None:
         if self._given_sums:
-            self._sampled.add(self.gradient.vector[places])
+            self._sampled.add(self.gradient.vector.take(places))
         sample = self._sampled.take() / np.float32(max(self.gathered, 1))
         for shard_client in self.shard_clients:
             shard_client.sample = sample

@@ -14,10 +14,12 @@ import numpy as np
 
 from nnlo_common.algorithms import EASGD, CenterRule
 from nnlo_common.algorithms._rule import GroupRule
+from nnlo_common.base._block_threads import worth_threads
 from nnlo_common.base._errors import ConfigurationError, plural, warn
 from nnlo_common.base._process_memory import free_memory
 from nnlo_common.cluster._connecting import connect, limit_threads, require_threads
 from nnlo_common.cluster._hosts import ClockOffset, Place, gathered_offset, gathered_places
+from nnlo_common.cluster._threads import BorrowedThreads
 from nnlo_common.cluster._topology import Cell, Role, Roles, Topology
 from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, RankWorld
 from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint, MemberEndpoint, QueryEndpoint
@@ -473,6 +475,8 @@ def _join_as_server(
     index = cell.servers.index(world.rank)
     mine = shards[index]
     server = _server(world, plan, cell, shards, mine)
+    if not plan.algorithm.lag and worth_threads(server.rule.center.size):
+        server.threads = BorrowedThreads(world.rank, places, cell.servers, cell.groups)
     service: TrainingQueries | None = None
     if index == 0:
         every = *cell.servers, *cell.spares

@@ -30,6 +30,8 @@ from nnlo_common.algorithms._optimizers import SGD, Adam
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer
 from nnlo_common.base._errors import PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
+from nnlo_common.cluster._hosts import gathered_places
+from nnlo_common.cluster._threads import BorrowedThreads
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI, World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
@@ -192,6 +194,9 @@ class _Pair:
             if serving
             else None
         )
+        places = gathered_places(world.gather_text)
+        if self._server is not None:
+            self._server.threads = BorrowedThreads(SERVER, places, servers=[SERVER], groups=[(WORKER,)])
         self._handled = 0
         self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])
         self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=workers)
