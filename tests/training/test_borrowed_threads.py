@@ -105,14 +105,16 @@ def test_blocks_are_longer_where_threads_share_the_work(monkeypatch: pytest.Monk
     assert seen[-2:] == [1 << 16, 5]
 
 
-def trained(algorithm: Algorithm, optimizer: Callable[[], VectorOptimizer], size: int) -> np.ndarray:
+def trained(
+    algorithm: Algorithm, optimizer: Callable[[], VectorOptimizer], size: int, workers: int = 1
+) -> np.ndarray:
     def program(world=None):  # type: ignore[no-untyped-def]
         start = [np.linspace(-1, 1, size, dtype=np.float32)]
         with Participant(algorithm, start, optimizer=optimizer(), world=world) as me:
             train(me, [5])
             return flat(me.parameters)
 
-    with MemoryCluster(2) as cluster:  # threads that help stay
+    with MemoryCluster(1 + workers) as cluster:  # threads that help stay
         return cluster.run(program, TIMEOUT_S)[0]
 
 
@@ -153,3 +155,16 @@ def test_a_worker_that_waits_for_a_heavy_commit_lends_its_threads(
     assert np.array_equal(trained(algorithm, optimizer, size), alone)
     assert asked == [{1}] * (5 * lends)
     assert set(helped) == ({2} if lends else set())
+
+
+def test_all_that_wait_for_a_commit_together_lend_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[set[int]]()
+
+    def noted(self: BorrowedThreads, waiting: Collection[int], own: int | None = None) -> int:
+        asked.append({*waiting})
+        return 1
+
+    monkeypatch.setattr(BorrowedThreads, "__call__", noted)
+    trained(Steady(synchronous=True), lambda: Adam(0.01), 1 << 20, workers=2)
+    assert {len(one) for one in asked[::2]} == {1}  # the first of each step
+    assert asked[1::2] == [{1, 2}] * 5
