@@ -70,7 +70,7 @@ def predict(chosen: argparse.Namespace) -> None:
         rule = getattr(__import__("nnlo_common"), wrapper)(**options)
         ranks = Ranks.of(rule, chosen.workers + servers, servers=servers)
         times = rehearse(rule, advice.facts.parameters, optimizer=SGD(0.1, momentum=0.9))
-        tried = Advice(replace(advice.facts, exchanges={rule: times}))
+        tried = Advice(replace(advice.facts, exchanges={rule: times}, one_host=True, link=None))
         costs = replace(tried.costs_of(rule), cores=usable_cores(), read=None)
         found[name] = simulate(ranks, costs).batches_per_s
     print(json.dumps(found), flush=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._gain import sampled_places
@@ -306,6 +307,8 @@ class Costs:
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
+# A rank that waits polls for so long before it sleeps; who shares its core has that time less.
+_POLLED_S = 300e-6
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
 
@@ -453,33 +456,41 @@ class _SharedCores:
 
     def __init__(self) -> None:
         self.crowded = {"worker": 1.0, "server": 1.0}
-        self._spans: dict[str, list[tuple[float, float]]] = {"worker": [], "server": []}
+        self._spans: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
-    def note(self, who: str, begin_s: float, seconds: float) -> None:
-        """Take in that a rank works for so long."""
+    def note(self, who: str, number: int, begin_s: float, seconds: float) -> None:
+        """Take in that one of the workers, or servers, works for so long."""
         if seconds > 0:
-            self._spans[who].append((begin_s, begin_s + seconds))
+            self._spans.setdefault((who, number), []).append((begin_s, begin_s + seconds))
 
     def share(self, cores: int) -> bool:
         """Find how much longer they take, from when they have worked; return whether that is news.
 
-        A core's time is shared alike by those that work at the same time. Who takes longer meets more others,
-        so the simulation is repeated until it finds what it was given.
+        A core's time is shared alike by those that work, or poll, at the same time. Who takes longer meets
+        more others, so the simulation is repeated until it finds what it was given.
         """
-        found = {who: np.array(spans).reshape(-1, 2) for who, spans in self._spans.items()}
-        spans = np.concatenate([*found.values()])
+        found = {rank: np.array(sorted(spans)) for rank, spans in self._spans.items()}
+        spans = np.concatenate([*found.values(), *map(_polls, found.values())])
         times = spans.ravel()
         order = np.argsort(times, kind="stable")
         times, working = times[order], np.cumsum(np.tile([1, -1], len(spans))[order])
         pace = np.minimum(1.0, cores / np.maximum(working, 1))
         got = np.concatenate([[0.0], np.cumsum(np.diff(times) * pace[:-1])])
         before = dict(self.crowded)
-        for who, own in found.items():
+        for who in before:
+            own = np.concatenate([np.zeros((0, 2)), *(one for rank, one in found.items() if rank[0] == who)])
             if len(own):
                 done = np.interp(own[:, 1], times, got) - np.interp(own[:, 0], times, got)
                 self.crowded[who] = float((own[:, 1] - own[:, 0]).sum() / done.sum())
-        self._spans = {who: [] for who in self._spans}
+        self._spans = {}
         return any(abs(self.crowded[who] - before[who]) > _ALIKE * before[who] for who in before)
+
+
+def _polls(spans: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return when a rank polls that works in these spans."""
+    ends, begins = spans[:-1, 1], spans[1:, 0]
+    stops = np.minimum(begins, ends + _POLLED_S)
+    return np.stack([ends, stops], axis=1)[stops > ends]
 
 
 class _Timed(ByTime):
@@ -496,7 +507,7 @@ class _Timed(ByTime):
         self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
-        self.serves, self.serves_from_s = Kind.JOIN, 0.0  # the request in hand
+        self.serves, self.server, self.serves_from_s = Kind.JOIN, 0, 0.0  # the request in hand
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
@@ -508,9 +519,9 @@ class _Timed(ByTime):
         crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
         taken = [crowded * seconds for seconds in alone]
         added_s = crowded * self._costs.reduced_s(self._ranks.group_size)
-        for seconds in taken:
-            self._shared.note("worker", begin_s, seconds)
-            self._shared.note("worker", begin_s + max(taken), added_s)
+        for member, seconds in zip(members, taken, strict=True):
+            self._shared.note("worker", member, begin_s, seconds)
+            self._shared.note("worker", member, begin_s + max(taken), added_s)
         return max(taken) + added_s
 
     def communicate_s(self, size: int) -> float:  # noqa: ARG002 - its length costs the ranks time, not the way
@@ -522,7 +533,8 @@ class _Timed(ByTime):
         share = self._numbers_of(size) / self._costs.parameters
         seconds = self._shared.crowded["worker"] * share / 2
         seconds *= self._costs.handled_s(self._of_servers) if size else 0.0
-        self._shared.note("worker", self.clock_s[rank], seconds)
+        first = (rank - self._ranks.servers) * self._ranks.group_size
+        self._shared.note("worker", first, self.clock_s[rank], seconds)
         return seconds
 
     def serve_s(self, size: int) -> float:
@@ -534,7 +546,7 @@ class _Timed(ByTime):
             numbers = self._numbers_of(size)
             seconds = self._costs.served_s(self._of_servers, numbers) if size else 0.0
         seconds *= self._shared.crowded["server"]
-        self._shared.note("server", self.serves_from_s, seconds)
+        self._shared.note("server", self.server, self.serves_from_s, seconds)
         self.served_total_s += seconds
         return seconds
 
@@ -568,7 +580,7 @@ class _TimedCluster(VirtualCluster):
         if not self._arrivals:
             return None
         arrival_s, shard, worker, kind = heapq.heappop(self._arrivals)
-        self._timed.serves = kind
+        self._timed.serves, self._timed.server = kind, shard
         self._timed.serves_from_s = max(arrival_s, self._free_s[shard])
         return PendingRequest(shard, worker, kind, arrival_s)
 

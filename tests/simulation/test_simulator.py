@@ -252,6 +252,24 @@ def test_ranks_that_share_cores_hold_up_each_other(workers, serve_s, cores):
     assert run.batches_per_s * (1 + serve_s) <= 1.06 * cores  # no more work than the cores can do
 
 
+@pytest.mark.parametrize(("serve_s", "lost_s"), [(500e-6, 300e-6), (100e-6, 250e-6), (0.0, 150e-6)])
+def test_a_rank_that_waits_polls_for_a_while(serve_s, lost_s):
+    # A worker and a server in turn: each works beside the other's polls for 0.3 ms, or until it is done.
+    costs = Costs(step=1e-3, commit=serve_s, cores=1, **FREE)
+    run = simulate(Ranks(algorithm=Downpour(), workers=1), costs)
+    assert 1 / run.batches_per_s == pytest.approx(1e-3 + serve_s + lost_s, rel=0.02)
+    assert simulate(Ranks(algorithm=Downpour(), workers=1), replace(costs, cores=2)).batches_per_s == (
+        pytest.approx(1 / (1e-3 + serve_s))
+    )
+
+
+def test_each_of_several_servers_polls():
+    # Servers of 0.2 ms each and the worker's polls: 0.3 ms for a half, 0.2 ms; a third of a core for 0.3 ms.
+    ranks = Ranks(algorithm=Downpour(), workers=1, servers=2)
+    run = simulate(ranks, Costs(step=1e-3, commit=400e-6, cores=1, **FREE))
+    assert 1 / run.batches_per_s == pytest.approx(1.2e-3 + 0.5e-3, rel=0.01)
+
+
 def test_a_lag_hides_no_work_from_the_cores():
     costs = Costs(step=0.1, commit=0.05, handle=0.02, **FREE)
     hidden = simulate(Ranks(algorithm=Downpour(lag=1), workers=1), costs)
