@@ -305,8 +305,8 @@ class Optimizer:
             np.copyto(self._slots[name], slot)
 
     def _parts(self, size: int) -> list[slice]:
-        """The blocks to work through, each small enough for the cache."""
-        return list(blocks(slice(0, size), self._block_length()))
+        """The parts of a step; there is memory for the intermediate values of the longest."""
+        return list(blocks(slice(0, size), max(longest_block(size, self._block_length()), 1)))
 
     def _block_length(self) -> int:
         return _OPERANDS // (2 + len(self._initial()))
@@ -322,9 +322,8 @@ class Optimizer:
         if self._size is None:
             self._size = size
             self._slots = {name: np.full(size, value, np.float32) for name, value in self._initial().items()}
-            parts = (len(range(*part.indices(size))) for part in self._parts(size))
-            alone = longest_block(size, self._block_length()) if self._coordinatewise else 0
-            self._work = Scratch(max(alone, *parts) if size else 0)
+            longest = max((len(range(*part.indices(size))) for part in self._parts(size)), default=0)
+            self._work = Scratch(longest)
         if size != self._size:
             raise ConfigurationError(
                 f"{type(self).__name__} steps a vector of {self._size} values and got one of {size}; "

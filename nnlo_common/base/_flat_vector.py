@@ -580,7 +580,7 @@ def blocks(part: slice, length: int) -> Iterator[slice]:
 
 def looks_finite(vector: Vector, places: npt.NDArray[np.int64]) -> bool:
     """Return whether the numbers at these places of the vector are finite; see `telling_places`."""
-    return bool(np.isfinite(vector[places]).all())
+    return bool(np.isfinite(vector.take(places)).all())
 
 
 def telling_places(layout: Layout, part: slice) -> npt.NDArray[np.int64]:

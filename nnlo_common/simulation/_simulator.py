@@ -307,7 +307,7 @@ class Costs:
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
-# A rank that waits polls for so long before it sleeps; who shares its core has that time less.
+# A rank that waits polls for so long before it sleeps: cluster/transport/_backoff.py.
 _POLLED_S = 300e-6
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
@@ -487,7 +487,7 @@ class _SharedCores:
 
 
 def _polls(spans: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return when a rank polls that works in these spans."""
+    """Return when a rank that works in these spans polls, before it sleeps: others have that time less."""
     ends, begins = spans[:-1, 1], spans[1:, 0]
     stops = np.minimum(begins, ends + _POLLED_S)
     return np.stack([ends, stops], axis=1)[stops > ends]
@@ -511,8 +511,7 @@ class _Timed(ByTime):
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
-        first = (rank - self._ranks.servers) * self._ranks.group_size
-        members = range(first, first + self._ranks.group_size)
+        members = self._members_of(rank)
         steps = self._ranks.algorithm.optimizer_runs != "center"
         alone = [self._costs.batch_s(self._of_members[member], member, steps=steps) for member in members]
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
@@ -533,8 +532,7 @@ class _Timed(ByTime):
         share = self._numbers_of(size) / self._costs.parameters
         seconds = self._shared.crowded["worker"] * share / 2
         seconds *= self._costs.handled_s(self._of_servers) if size else 0.0
-        first = (rank - self._ranks.servers) * self._ranks.group_size
-        self._shared.note("worker", first, self.clock_s[rank], seconds)
+        self._shared.note("worker", self._members_of(rank)[0], self.clock_s[rank], seconds)
         return seconds
 
     def serve_s(self, size: int) -> float:
@@ -549,6 +547,11 @@ class _Timed(ByTime):
         self._shared.note("server", self.server, self.serves_from_s, seconds)
         self.served_total_s += seconds
         return seconds
+
+    def _members_of(self, rank: int) -> range:
+        """Return the ranks of a worker among all that train, its lead first."""
+        first = (rank - self._ranks.servers) * self._ranks.group_size
+        return range(first, first + self._ranks.group_size)
 
     def _numbers_of(self, size: int) -> float:
         """Return the numbers of a message: a whole shard, whatever comes with it in the simulation."""

@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 
 from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, LocalSGD, Steady, Synchronous
+from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.simulation import Costs, Durations, Forecast, Ranks, simulate
-from nnlo_common.simulation._simulator import gain_of
+from nnlo_common.simulation._simulator import _POLLED_S, gain_of
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -261,6 +262,15 @@ def test_a_rank_that_waits_polls_for_a_while(serve_s, lost_s):
     assert simulate(Ranks(algorithm=Downpour(), workers=1), replace(costs, cores=2)).batches_per_s == (
         pytest.approx(1 / (1e-3 + serve_s))
     )
+
+
+def test_ranks_poll_for_as_long_as_is_reckoned():
+    now = [0.0]
+    backoff = Backoff(clock=lambda: now[0], sleep=lambda seconds: False)
+    polls = []
+    for now[0] in (0.0, 0.99 * _POLLED_S, 1.01 * _POLLED_S):
+        polls.append(backoff.pause())
+    assert polls == [True, True, False]
 
 
 def test_each_of_several_servers_polls():

@@ -18,6 +18,7 @@ from nnlo_common.base._block_threads import (
     with_threads,
     work_through,
 )
+from nnlo_common.base._flat_vector import PartWork
 from nnlo_common.cluster._hosts import locate
 from nnlo_common.cluster._threads import BorrowedThreads
 from nnlo_common.testing import MemoryCluster
@@ -146,7 +147,7 @@ def test_a_worker_that_waits_for_a_heavy_commit_lends_its_threads(
         asked.append({*waiting})
         return 2
 
-    def noted(work: _block_threads.PartWork, size: int, threads: int) -> _block_threads._Ahead:
+    def noted(work: PartWork, size: int, threads: int) -> _block_threads._Ahead:
         helped.append(threads)
         return ahead(work, size, threads)
 
@@ -155,6 +156,15 @@ def test_a_worker_that_waits_for_a_heavy_commit_lends_its_threads(
     assert np.array_equal(trained(algorithm, optimizer, size), alone)
     assert asked == [{1}] * (5 * lends)
     assert set(helped) == ({2} if lends else set())
+
+
+def test_steady_is_heavy_by_its_own_adam_whoever_has_the_options() -> None:
+    start = np.zeros(10, np.float32)
+    for optimizer, heavy in ((Adam(0.01), True), (SGD(0.1, momentum=0.9), False)):
+        rule = Steady().center(start, 2, optimizer)
+        assert rule.heavy == heavy
+        rule.optimizer = None  # a framework's is none of the core's
+        assert rule.heavy == heavy
 
 
 def test_all_that_wait_for_a_commit_together_lend_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:

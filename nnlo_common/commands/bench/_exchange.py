@@ -117,13 +117,15 @@ def _measure(
     lives.
     """
     timings: dict[str, list[float]] = {}
+    places = gathered_places(world.gather_text)
+    threads = BorrowedThreads(SERVER, places, servers=[SERVER], groups=[(WORKER,)])
     for _ in range(rounds):
         plain = [Frame(size, lambda count: np.zeros(count, np.uint8)) for _ in range(2)]
         sides: dict[str, _PingPong | _Pair] = {
             "ping-pong": _PingPong(world, *plain),
             "large pages": _PingPong(world, Frame(size), Frame(size)),
             "additions": _PingPong(world, Frame(size), Frame(size), Frame(size)),
-            **{name: _Pair(world, size, *rule) for name, rule in RULES.items()},
+            **{name: _Pair(world, size, *rule, threads=threads) for name, rule in RULES.items()},
         }
         for name, side in sides.items():
             _timed(world, side.once, 2)  # the first touches the memory
@@ -177,7 +179,14 @@ class _Pair:
     """A server and a worker as in training, one exchange at a time."""
 
     def __init__(
-        self, world: World, size: int, algorithm: Algorithm, optimizer: VectorOptimizer | None, workers: int
+        self,
+        world: World,
+        size: int,
+        algorithm: Algorithm,
+        optimizer: VectorOptimizer | None,
+        workers: int,
+        *,
+        threads: BorrowedThreads,
     ) -> None:
         arrays = [np.zeros(size, np.float32)]
         serving = world.rank == SERVER
@@ -194,9 +203,8 @@ class _Pair:
             if serving
             else None
         )
-        places = gathered_places(world.gather_text)
         if self._server is not None:
-            self._server.threads = BorrowedThreads(SERVER, places, servers=[SERVER], groups=[(WORKER,)])
+            self._server.threads = threads
         self._handled = 0
         self._watch = ServerWatch({SERVER: world.host}, lambda: [SERVER])
         self._worker = Worker(WORKER, algorithm, x, g, [Shard(0, SERVER, slice(0, size))], workers=workers)
