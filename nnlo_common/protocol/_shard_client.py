@@ -314,7 +314,10 @@ class ShardClient:
             vector = self.rule.outgoing(self.parameters, gradient)
             if self._wire is not None:
                 frame = self.outgoing_frames[slot]
-                vector, fill = self._wire.packing(vector, frame.vector)
+                if self.rule.pipeline:  # a reply that has come changes the parameters before this one leaves
+                    vector = self._wire.pack(vector, frame.vector)
+                else:
+                    vector, fill = self._wire.packing(vector, frame.vector)
             elif self.outgoing_frames and not (self.lent and vector is gradient):
                 frame = self.outgoing_frames[slot]  # the worker trains on while this frame is sent
                 np.copyto(frame.vector, vector)

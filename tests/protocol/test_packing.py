@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nnlo_common import EASGD, SGD, DiLoCo, Downpour, FlatVector, Frame, LocalSGD, Steady, Synchronous
+from nnlo_common import EAMSGD, EASGD, SGD, DiLoCo, Downpour, FlatVector, Frame, LocalSGD, Steady, Synchronous
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._flat_vector import PRESENT, PartWork, laid_out
@@ -229,3 +230,31 @@ def test_a_worker_unpacks_what_has_come_while_it_waits_for_the_rest() -> None:
     client.receive(Received(reply, frame, coming))
     assert there == [0, 512]  # of 1048 bytes 560 had come
     np.testing.assert_array_equal(mine.vector, server.down.reference)
+
+
+@pytest.mark.parametrize("algorithm", [EASGD(every=1), EAMSGD(every=1, learning_rate=0.1)], ids=str)
+def test_what_leaves_is_what_a_worker_had_before_it_took_an_earlier_reply(algorithm: Algorithm) -> None:
+    algorithm, start = replace(algorithm, lag=1, wire="bfloat16"), FlatVector.of([np.zeros(1024, "f4")])
+    wire, mine, gradient = Wire(algorithm, start.layout, slice(0, 1024)), FlatVector(start.layout), start
+    client = ShardClient(1, Shard(0, 0, slice(0, 1024)), algorithm.worker(1024, 1), mine, gradient, wire=wire)
+    client.join()
+    server, frame = wire.end(serves=True), Frame(1100)
+    server.begin(start.vector)
+    client.receive(Received(Message(Kind.CENTER, 0, 0, vector=frame.vector[:1024]), frame))
+    client.begin_step()
+    client.exchange()
+    client.end_step()
+    frame.vector[:1024] = 3
+    packed = packed_in(server, frame)
+    client.receive(Received(Message(Kind.CENTER, 0, 1, vector=packed), frame))
+    mine.vector[:] = 1  # by local steps
+    client.begin_step()
+    first, *_ = client.exchange()
+    assert mine.vector[0] != 1, "it has taken the reply"
+    assert isinstance(first, Send)
+    assert first.message.vector is not None
+    assert first.frame is not None
+    if first.fill is not None:
+        first.fill(slice(0, first.message.vector.size))
+    arrived = server.unpack_in_place(first.message.vector, Frame(1100))
+    np.testing.assert_array_equal(arrived, 1)
