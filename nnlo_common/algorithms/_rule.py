@@ -336,6 +336,9 @@ class CenterRule(Stateful, ABC):
             (one,) = contributions
             self._neighbours.see(one.rank, one.vector, one.weight)
 
+    def settle(self) -> None:
+        """Bring the state of the centre's optimizer up to date, because scripts may look at it now."""
+
     def configure(self, options: Vector) -> None:
         """Set the options of the centre's optimizer that a worker sent, if it is configurable."""
         optimizer = getattr(self, "optimizer", None)

@@ -20,7 +20,7 @@ from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch, VectorO
 from nnlo_common.base._block_threads import work_through
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import option
-from nnlo_common.base._state_tree import Stateful
+from nnlo_common.base._state_tree import State, Stateful
 
 __all__ = ["Steady", "SteadyCenter"]
 
@@ -69,7 +69,7 @@ class SteadyCenter(DownpourCenter):
 
     def _begin_as(self, *, plain: bool) -> None:
         self.plain = plain
-        self.paced = PacedOptimizer(self.center.size, self.steered, plain=plain)
+        self.paced = PacedOptimizer(self.center.size, self.steered, plain=plain, sums=True)
         self.retreat = self._new_retreat()
 
     def _new_retreat(self) -> Retreat:
@@ -139,6 +139,15 @@ class SteadyCenter(DownpourCenter):
             return
         whole = slice(*part.indices(self.center.size)[:2])
         self.paced.look_ahead(self.center, vector, whole)
+
+    def settle(self) -> None:
+        """Leave the optimizer's state as it is with one process."""
+        self.paced.settle()
+
+    def state(self) -> State:
+        """Return a copy of everything that the next commit depends on."""
+        self.settle()
+        return super().state()
 
     def _begin(self, contribution: Contribution) -> PartWork | None:
         """Take the gain of a contribution; return what steps a part of the centre with it.

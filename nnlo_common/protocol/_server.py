@@ -716,6 +716,7 @@ class Server:
     def _committed(self, events: list[Received]) -> None:
         count_commit(events, self.rule, self.peers)
         if self.after_commit is not None:
+            self.rule.settle()
             self.after_commit()
 
     def _reply_to_contribution(self, event: Received) -> Send:

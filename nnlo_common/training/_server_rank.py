@@ -327,6 +327,7 @@ class ServerRank:
         """Serve until `condition` holds."""
         self._stall_detector.begin()
         serve(self._endpoint, self._handle, condition, self._watches)
+        self._server.rule.settle()
 
     def tell(self, answers: Answers) -> None:
         """Send answers of the query service."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from nnlo_common.algorithms._paced import PacedOptimizer
 from nnlo_common.testing import MemoryCluster
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
@@ -299,3 +301,46 @@ def test_another_number_of_workers_resumes_with_the_momentum(tmp_path, after):
     assert set(state[0]) == {"step", "exp_avg", "exp_avg_sq"}
     assert float(state[0]["step"]) > EPOCHS * SIZE / BATCH
     assert float(state[0]["exp_avg_sq"].abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("watched", [False, True], ids=["after epochs", "after commits"])
+def test_a_script_on_the_server_sees_the_optimizer_of_one_process(monkeypatch, name, watched):
+    begin, commits, seen = PacedOptimizer.begin, [], []
+
+    def noted(paced, *arguments):
+        move = begin(paced, *arguments)
+        commits.append(paced)
+        assert paced.units != (1, 1), "sums"
+        return move
+
+    def program(world):
+        torch.set_num_threads(1)
+        model, data = model_of(), Numbered()
+        optimizer = nt.Steady(plain(model, name), world=world)
+
+        def look():
+            if optimizer.serves and commits:
+                state = optimizer.optimizer.state_dict()["state"][0]
+                mean = state["momentum_buffer" if name == "momentum" else "exp_avg"].numpy().ravel()
+                assert mean.any()
+                assert np.array_equal(mean, commits[-1].velocity[: mean.size] * commits[-1].units[0])
+                seen.append(len(commits))
+
+        if watched:
+            optimizer.after_commit(look)
+        sampler = nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
+        for _ in range(2):
+            for x, y, _ in torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler):
+                optimizer.zero_grad()
+                ((model(x) - y) ** 2).mean().backward()
+                optimizer.step()
+            optimizer.mean({})
+            look()
+        optimizer.close()
+        look()
+
+    monkeypatch.setattr(PacedOptimizer, "begin", noted)
+    with MemoryCluster(3) as cluster:
+        cluster.run(program, timeout_s=60)
+    assert len(seen) == 3 + (len(commits) if watched else 0)
