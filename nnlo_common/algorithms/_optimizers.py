@@ -220,8 +220,8 @@ class RMSprop(Optimizer):
     _names = ("square_average",)
 
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
-        (square_average,), (root, ratio, last) = slots, work
-        _average_square(square_average, gradient, self.decay, ratio)
+        (square_average,), (root, _, last) = slots, work
+        _average_square(square_average, gradient, self.decay, root)
         _root(square_average, self.epsilon, self.epsilon_form, out=root)
         descend(x, np.divide(gradient, root, out=last), self.learning_rate, last)
 
@@ -307,9 +307,9 @@ class Adam(Optimizer):
         return [one]
 
     def _update(self, x: Vector, gradient: Vector, slots: list[Vector], work: Work) -> None:
-        (average, square_average), (root, ratio, last) = slots, work
-        descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, ratio)
-        _average_square(square_average, gradient, self.beta2, ratio)
+        (average, square_average), (root, _, last) = slots, work
+        descend(average, np.subtract(average, gradient, out=root), 1.0 - self.beta1, root)
+        _average_square(square_average, gradient, self.beta2, root)
         # Fold the corrections into scalars: sqrt(v / c^2) + epsilon is (sqrt(v) + epsilon * c) / c.
         correction = math.sqrt(1.0 - self.beta2**self._steps)
         epsilon = self.epsilon * (correction if self.epsilon_form == "torch" else 1.0)

@@ -33,7 +33,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nnlo_common.algorithms._vector_optimizer import Steerable, Stretch
 from nnlo_common.base._block_threads import Scratch, cached_blocks, longest_block
@@ -42,7 +41,7 @@ from nnlo_common.base._state_tree import Stateful
 
 __all__ = ["Pace", "PacedOptimizer", "SampledMetric", "momentum_at"]
 
-# Values in a block: six operands of four bytes stay in a second-level cache, and calls are few.
+# Values in a block: four vectors of it stay in a second-level cache, and calls are few.
 _BLOCK = 1 << 16
 
 
@@ -79,8 +78,8 @@ def momentum_at(momentum: float, pace: Pace) -> float:
 class _Factors(NamedTuple):
     """The numbers of a commit for one stretch.
 
-    g <- take g + pull x;  M <- fade M + grow g;  with Adam V <- fade_square V + (grow_square g)^2 too, and d
-    is the quotient, else m;  x <- keep x - rate d;  ahead: x - rate lead d.
+    g <- grow (take g + pull x);  M <- fade M + g;  with Adam V <- fade_square V + (grow_square g)^2 too, and
+    d is the quotient, else m;  x <- keep x - rate d;  ahead: x - rate lead d.
     """
 
     stretch: Stretch
@@ -180,10 +179,10 @@ class PacedOptimizer(Stateful):
             if factors is None or not factors.lead:
                 np.copyto(out[place], x[place])
             else:
-                ahead = self._rows(place)[1]
-                np.multiply(self._direction(place, factors), self._rate(factors), out=ahead)
+                step = self._row(place)
+                self._step(step, place, factors)
                 # In the order of `_move`, whose bits these are.
-                np.subtract(x[place], np.multiply(ahead, factors.lead, out=ahead), out=out[place])
+                np.subtract(x[place], np.multiply(step, factors.lead, out=step), out=out[place])
 
     def _new_units(self, stretches: Sequence[Stretch], pace: Pace) -> tuple[float, float]:
         """Return the units with which gradients of the first stretch are added as they are."""
@@ -217,7 +216,7 @@ class PacedOptimizer(Stateful):
             correction = math.sqrt(1 - one.beta2**self.steps)
             rate *= pace.scale * correction / (1 - bias)
             epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
-            grow_square = math.sqrt((1 - one.beta2) / self.units[1])
+            grow_square = math.sqrt((1 - one.beta2) / self.units[1]) * self.units[0] / grow
         if not _moves(one):  # the gradient is the direction
             rate, grow = rate * grow, self.units[0]
         factors = _Factors(
@@ -243,60 +242,53 @@ class PacedOptimizer(Stateful):
             for block in cached_blocks(both, _BLOCK):
                 yield block, factors
 
-    def _rows(self, place: slice) -> npt.NDArray[np.float32]:
-        return self._work.rows[:, : place.stop - place.start]
+    def _row(self, place: slice) -> Vector:
+        return self._work.rows[0, : place.stop - place.start]
 
     def _move(self, x: Vector, g: Vector, place: slice, factors: _Factors | None) -> None:
         if factors is None:
             self._leave(place)
             np.copyto(g, x)
             return
-        one, (first, second) = factors.stretch, self._rows(place)
+        # All in the memory of the gradient: a fifth vector in the cache makes it slower by a tenth.
+        one = factors.stretch
         _times(g, factors.take)
         if factors.pull:
-            np.add(g, np.multiply(x, factors.pull, out=first), out=g)
+            np.add(g, np.multiply(x, factors.pull, out=self._row(place)), out=g)
         _times(x, factors.keep)
-        if one.adaptive:
-            v, seen = self.square[place], g
-            _times(v, factors.fade_square)
-            if factors.grow_square != 1.0:
-                seen = np.multiply(g, factors.grow_square, out=first)
-            # The square of one vector is faster than a product of two.
-            np.add(v, np.square(seen, out=first), out=v)
-        _times(g, factors.grow)
-        direction = g
         if _moves(one):
+            _times(g, factors.grow)
             m = self.velocity[place]
             np.add(np.multiply(m, factors.fade, out=m), g, out=m)
-            direction = self._direction(place, factors)
-        step = np.multiply(direction, self._rate(factors), out=first if one.adaptive else second)
-        np.subtract(x, step, out=x)
+            if one.adaptive:
+                _times(g, factors.grow_square)
+                v = self.square[place]
+                # The square of one vector is faster than a product of two.
+                np.add(np.multiply(v, factors.fade_square, out=v), np.square(g, out=g), out=v)
+        self._step(g, place, factors)
+        np.subtract(x, g, out=x)
         if factors.lead:
-            np.subtract(x, np.multiply(step, factors.lead, out=step), out=g)
+            np.subtract(x, np.multiply(g, factors.lead, out=g), out=g)
         else:
             np.copyto(g, x)
+
+    def _step(self, out: Vector, place: slice, factors: _Factors) -> None:
+        """Write the step of a block into `out`, which is the gradient if nothing else moves it."""
+        if not _moves(factors.stretch):
+            np.multiply(out, factors.rate, out=out)
+            return
+        m, (unit_m, unit_v) = self.velocity[place], self.units
+        if factors.stretch.adaptive:
+            unit_v = math.sqrt(unit_v)
+            root = np.sqrt(self.square[place], out=out)
+            m = np.divide(m, np.add(root, factors.epsilon / unit_v, out=root), out=root)
+        np.multiply(m, factors.rate * unit_m / unit_v, out=out)
 
     def _leave(self, place: slice) -> None:
         """Leave m and v as they are, in their new units."""
         for vector, factor in zip((self.velocity, self.square), self._others, strict=True):
             if vector.size:
                 _times(vector[place], factor)
-
-    def _rate(self, factors: _Factors) -> float:
-        """Return the rate of a `_direction`."""
-        if not _moves(factors.stretch):
-            return factors.rate
-        unit = self.units[0] / math.sqrt(self.units[1]) if factors.stretch.adaptive else self.units[0]
-        return factors.rate * unit
-
-    def _direction(self, place: slice, factors: _Factors) -> Vector:
-        """Return M of a block, or Adam's quotient with it."""
-        m = self.velocity[place]
-        if not factors.stretch.adaptive:
-            return m
-        root = np.sqrt(self.square[place], out=self._rows(place)[0])
-        epsilon = factors.epsilon / math.sqrt(self.units[1])
-        return np.divide(m, np.add(root, epsilon, out=root), out=root)
 
 
 def _moves(one: Stretch) -> bool:
