@@ -218,7 +218,7 @@ class PacedOptimizer(Stateful):
             epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
             grow_square = math.sqrt((1 - one.beta2) / self.units[1]) * self.units[0] / grow
         if not _moves(one):  # the gradient is the direction
-            rate, grow = rate * grow, self.units[0]
+            rate *= grow
         factors = _Factors(
             one,
             take=-pace.shorter if one.maximize else pace.shorter,
