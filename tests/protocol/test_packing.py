@@ -204,14 +204,20 @@ def test_a_centre_moves_as_its_packed_reply_is_sent() -> None:
     assert (center.center == -1).all()
 
 
-def test_a_worker_unpacks_what_has_come_while_it_waits_for_the_rest() -> None:
-    rule, start = Downpour(wire="int8"), FlatVector.of([np.zeros(1024, "f4")])
-    wire, mine, gradient = Wire(rule, start.layout, slice(0, 1024)), FlatVector(start.layout), start
-    client = ShardClient(1, Shard(0, 0, slice(0, 1024)), rule.worker(1024, 1), mine, gradient, wire=wire)
+def joined(algorithm: Algorithm) -> tuple[ShardClient, FlatVector, FlatVector, WireEnd, Frame]:
+    """A worker with the centre, its parameters and gradient; the server's end, and a frame for replies."""
+    start = FlatVector.of([np.zeros(1024, "f4")])
+    wire, mine, gradient = Wire(algorithm, start.layout, slice(0, 1024)), FlatVector(start.layout), start
+    client = ShardClient(1, Shard(0, 0, slice(0, 1024)), algorithm.worker(1024, 1), mine, gradient, wire=wire)
     client.join()
     server, frame = wire.end(serves=True), Frame(1100)
     server.begin(start.vector)
     client.receive(Received(Message(Kind.CENTER, 0, 0, vector=frame.vector[:1024]), frame))
+    return client, mine, gradient, server, frame
+
+
+def test_a_worker_unpacks_what_has_come_while_it_waits_for_the_rest() -> None:
+    client, mine, gradient, server, frame = joined(Downpour(wire="int8"))
     gradient.vector[:] = 1
     client.begin_step()
     client.exchange()
@@ -234,13 +240,7 @@ def test_a_worker_unpacks_what_has_come_while_it_waits_for_the_rest() -> None:
 
 @pytest.mark.parametrize("algorithm", [EASGD(every=1), EAMSGD(every=1, learning_rate=0.1)], ids=str)
 def test_what_leaves_is_what_a_worker_had_before_it_took_an_earlier_reply(algorithm: Algorithm) -> None:
-    algorithm, start = replace(algorithm, lag=1, wire="bfloat16"), FlatVector.of([np.zeros(1024, "f4")])
-    wire, mine, gradient = Wire(algorithm, start.layout, slice(0, 1024)), FlatVector(start.layout), start
-    client = ShardClient(1, Shard(0, 0, slice(0, 1024)), algorithm.worker(1024, 1), mine, gradient, wire=wire)
-    client.join()
-    server, frame = wire.end(serves=True), Frame(1100)
-    server.begin(start.vector)
-    client.receive(Received(Message(Kind.CENTER, 0, 0, vector=frame.vector[:1024]), frame))
+    client, mine, _, server, frame = joined(replace(algorithm, lag=1, wire="bfloat16"))
     client.begin_step()
     client.exchange()
     client.end_step()
