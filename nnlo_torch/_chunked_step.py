@@ -2,11 +2,13 @@
 
 An optimizer passes several times over each parameter, which for a long one is a pass over the memory, and
 Adam makes temporary tensors of its size. In chunks that fit a cache the same takes half the time or less, and
-a part of the centre can leave for a worker while later ones are stepped.
+a part of the centre can leave for a worker while later ones are stepped. SGD passes once ("fused") where that
+has the same bits.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +23,11 @@ __all__ = ["WORTH", "ChunkedStep"]
 
 #: A shorter vector gains nothing.
 WORTH = 1 << 19
-# SGD makes no temporary tensors.
-_WORTH_OF_SGD = 1 << 22
-# Numbers of a chunk. Kernels with vectors of their own ("fused") need whole numbers of these.
+# Numbers of a chunk.
 _CHUNK = 1 << 18
+# A fused kernel works with vectors of so many numbers or of a half, a quarter..., and rounds otherwise in
+# what is left of a tensor at its end.
+_VECTOR = 64
 # Numbers that are stepped in one call of an optimizer, which takes some 60 microseconds besides.
 _AT_ONCE = 1 << 20
 # Those of PyTorch that step each number by itself.
@@ -53,7 +56,8 @@ class _CutParameter:
         tensor: what the optimizer steps.
         place: its place in the vector.
         group: the number of the optimizer's group that holds it.
-        chunks: what is stepped in its place: views of its parts, or itself.
+        chunks: what is stepped in its place: views of its parts, or itself. All but the last have whole
+            vectors of a kernel.
         states: the state of each chunk.
         whole: the optimizer's own state, of which those of the chunks are views.
         seen: what it held when the views were made.
@@ -124,8 +128,6 @@ class ChunkedStep:
         self._views: dict[int, dict[_CutParameter, list[torch.Tensor]]] = {}
         if type(optimizer) not in _NUMBER_BY_NUMBER:
             return
-        if type(optimizer) is torch.optim.SGD and sum(map(torch.numel, tensors)) < _WORTH_OF_SGD:
-            return
         groups = {id(one): index for index, of in enumerate(optimizer.param_groups) for one in of["params"]}
         for tensor, place in zip(tensors, places, strict=True):
             self._parameters.append(_CutParameter(tensor, place, groups[id(tensor)], _cut(tensor)))
@@ -153,9 +155,12 @@ class ChunkedStep:
             parts = [*zip(one.chunks, one.states, views, strict=True)]
             for (place, chunk), state, view in reversed(parts):
                 stepper.state[chunk], chunk.grad = state, view
-                self._waiting.append((one.place.start + place.start, one.group, chunk))
-        for own, group in zip(stepper.param_groups, self._optimizer.param_groups, strict=True):
-            own.update({**group, "params": []})
+                self._waiting.append((one.place.start + place.start, _twin_of(one.group, chunk), chunk))
+        for index, group in enumerate(self._optimizer.param_groups):
+            for fused, own in zip((False, True), stepper.param_groups[2 * index :], strict=False):
+                own.update({**group, "params": []})
+                if fused and _passes_once(self._optimizer, group):
+                    own["fused"] = True
         self._stepped = stepped
         return True
 
@@ -191,15 +196,17 @@ class ChunkedStep:
         return self._views[address]
 
     def _own_stepper(self) -> torch.optim.Optimizer:
-        """Return an optimizer of the same kind that steps chunks."""
+        """Return an optimizer of the same kind that steps chunks.
+
+        It has two groups for each of the user's: the second for chunks of whole vectors.
+        """
         if self._stepper is None:
             make: Any = type(self._optimizer)
-            chunks = [(one.group, chunk) for one in self._parameters for _, chunk in one.chunks]
-            groups = [
-                {**group, "params": [chunk for its, chunk in chunks if its == index]}
-                for index, group in enumerate(self._optimizer.param_groups)
-            ]
-            self._stepper = make(groups)
+            twins = [{**group, "params": []} for group in self._optimizer.param_groups for _ in range(2)]
+            for one in self._parameters:
+                for _, chunk in one.chunks:
+                    twins[_twin_of(one.group, chunk)]["params"].append(chunk)
+            self._stepper = make(twins)
             self._stepper.state.clear()  # Adagrad makes one at once
         return self._stepper
 
@@ -221,8 +228,52 @@ def _is_known(value: Any) -> bool:
 
 def _cut(tensor: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
     """Return a parameter's chunks with their places in it; a short one is its own."""
-    whole = slice(0, tensor.numel())
-    if tensor.numel() <= _CHUNK:
-        return [(whole, tensor)]
-    flat = tensor.detach().view(-1)
-    return [(place, torch.nn.Parameter(flat[place])) for place in blocks(whole, _CHUNK)]
+    size = tensor.numel()
+    if size <= _CHUNK:
+        return [(slice(0, size), tensor)]
+    flat, end = tensor.detach().view(-1), size - size % _VECTOR
+    places = [*blocks(slice(0, end), _CHUNK), *blocks(slice(end, size), _VECTOR)]
+    return [(place, torch.nn.Parameter(flat[place])) for place in places]
+
+
+def _twin_of(group: int, chunk: torch.Tensor) -> int:
+    """Return which of the stepper's groups steps a chunk of this group."""
+    return 2 * group + (chunk.numel() % _VECTOR == 0)
+
+
+# -- SGD in one pass ----------------------------------------------------------------------------------------
+
+
+def _passes_once(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether the fused kernel may step a group, because its user leaves the kernel open."""
+    if type(optimizer) is not torch.optim.SGD or not group.get("fused", True) is None is group["foreach"]:
+        return False
+    return _has_same_bits_fused(
+        momentum=bool(group["momentum"]),
+        dampening=bool(group["dampening"]),
+        weight_decay=bool(group["weight_decay"]),
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+    )
+
+
+@functools.cache
+def _has_same_bits_fused(*, nesterov: bool, maximize: bool, **given: bool) -> bool:
+    """Whether the fused kernel of SGD has the bits of the others, with these options on this machine.
+
+    It makes the same operations, but a compiler may round two of them at once.
+    """
+    options: dict[str, Any] = {name: 0.3 * is_given for name, is_given in given.items()}
+    options |= {"nesterov": nesterov, "maximize": maximize}
+    draw = torch.Generator().manual_seed(1)
+    start, *gradients = torch.randn((5, 16 * _VECTOR), generator=draw, dtype=torch.float32, device="cpu")
+    found = []
+    for fused in (None, True):
+        tensor = torch.nn.Parameter(start.clone())
+        optimizer = torch.optim.SGD([tensor], lr=0.1, **options)
+        for gradient in gradients:
+            tensor.grad = gradient
+            optimizer.step()
+            optimizer.param_groups[0]["fused"] = fused  # the first step makes the state
+        found.append([tensor.detach(), *filter(torch.is_tensor, optimizer.state[tensor].values())])
+    return all(map(torch.equal, *found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from nnlo_common.algorithms._vector_optimizer import moves
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+
+from torch.optim import sgd  # noqa: E402
 
 from nnlo_common.plugin import PRESENT  # noqa: E402
 from nnlo_torch import _chunked_step  # noqa: E402
@@ -26,6 +29,12 @@ STEPS = 6
 KINDS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.01),
     "momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "nesterov": lambda params: torch.optim.SGD(
+        params, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1
+    ),
+    "dampening": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, dampening=0.1, maximize=True),
+    "unfused momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=False),
+    "foreach momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, foreach=True),
     "fused momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, fused=True),
     "adam": lambda params: torch.optim.Adam(params, amsgrad=True),
     "fused adam": lambda params: torch.optim.Adam(params, fused=True),
@@ -41,11 +50,6 @@ KINDS = {
         [{"params": params[::2], "lr": 0.02}, {"params": params[1::2], "betas": (0.5, 0.9)}]
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _sgd_of_this_size(monkeypatch):
-    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1)
 
 
 def parameters():
@@ -120,6 +124,46 @@ def test_each_step_has_the_bits_and_the_state_of_the_optimizers_own(kind):
         assert by_parts or step == 0
         for one in (pair.reference, pair.optimizer):  # as a scheduler does
             one.param_groups[-1]["lr"] *= 0.9
+
+
+def kernels_of(pair, monkeypatch):
+    """Make three steps; return how many numbers each kernel of SGD has stepped in the third."""
+    numbers, own = {"fused": 0, "other": 0}, torch.optim.SGD._init_group
+
+    def noted(optimizer, group, *lists):
+        numbers["fused" if group["fused"] else "other"] += sum(one.numel() for one in group["params"])
+        return own(optimizer, group, *lists)
+
+    assert not pair.step(0)
+    assert pair.step(1)  # which kernels have the same bits is known now
+    vector = pair.gradient(2)
+    monkeypatch.setattr(torch.optim.SGD, "_init_group", noted)
+    moves(pair.center, pair.flat.parameters.vector, vector)(slice(0, vector.size))
+    monkeypatch.undo()
+    pair.reference.step()
+    pair.check()
+    return numbers
+
+
+def test_sgd_passes_once_over_all_whole_vectors_of_long_parameters(monkeypatch):
+    ends = 523 * 1201 % 64 + 300_011 % 64 + 7 * 3 + 1
+    found = kernels_of(Pair(KINDS["momentum"]), monkeypatch)
+    assert found == {"fused": 523 * 1201 + 300_011 + 7 * 3 + 1 - ends, "other": ends}
+
+
+@pytest.mark.parametrize("kind", ["unfused momentum", "foreach momentum"])
+def test_a_kernel_that_the_user_has_chosen_is_used(kind, monkeypatch):
+    assert not kernels_of(Pair(KINDS[kind]), monkeypatch)["fused"]
+
+
+def test_sgd_does_not_pass_once_where_that_has_other_bits(monkeypatch):
+    kernel = sgd._fused_sgd
+    monkeypatch.setattr(
+        sgd, "_fused_sgd", lambda *lists, lr, **more: kernel(*lists, lr=lr * 1.000001, **more)
+    )
+    looks = functools.cache(_chunked_step._has_same_bits_fused.__wrapped__)
+    monkeypatch.setattr(_chunked_step, "_has_same_bits_fused", looks)
+    assert not kernels_of(Pair(KINDS["momentum"]), monkeypatch)["fused"]
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam", "rprop"])
@@ -202,14 +246,6 @@ class Mine(torch.optim.SGD):
 def test_other_optimizers_make_their_own_step(make):
     pair = Pair(make)
     for step in range(3):
-        assert not pair.step(step)
-        pair.check()
-
-
-def test_sgd_gains_nothing_before_four_million_numbers(monkeypatch):
-    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1 << 22)
-    pair = Pair(KINDS["momentum"])
-    for step in range(2):
         assert not pair.step(step)
         pair.check()
 

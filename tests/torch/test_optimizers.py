@@ -265,8 +265,8 @@ def test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_opt
 @pytest.mark.parametrize("case", EXCHANGED)
 def test_it_has_them_where_the_server_steps_in_chunks(case, monkeypatch):
     monkeypatch.setattr(_center, "WORTH", 1)
-    monkeypatch.setattr(_chunked_step, "_WORTH_OF_SGD", 1)
-    monkeypatch.setattr(_chunked_step, "_CHUNK", 16)  # of one instruction, for fused=True
+    monkeypatch.setattr(_chunked_step, "_CHUNK", 16)
+    monkeypatch.setattr(_chunked_step, "_VECTOR", 16)
     monkeypatch.setattr(_chunked_step, "_AT_ONCE", 24)
     test_one_worker_has_the_bits_of_the_plain_loop_with_every_input_of_every_optimizer(case)
 
