@@ -22,6 +22,11 @@ def test_it_goes_well(check, size):
     assert (done.returncode, done.stdout.count(f"<{check}>")) == (0, 2), done.stderr[-3000:]
 
 
+def test_ranks_that_share_a_core_leave_it_to_each_other():
+    done = mpiexec(2, PROGRAM, "shares_a_core", "10", timeout_s=60)
+    assert (done.returncode, done.stdout.count("<shares_a_core>")) == (0, 2), done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("size", [10, 250_000])
 def test_short_replies_need_no_thread(size):
     done = mpiexec(2, PROGRAM, "reads_late", str(size), timeout_s=60)

@@ -95,6 +95,16 @@ def without():
     assert {thread.name for thread in started} <= {"nnlo-host-peers"}  # which calls no MPI
 
 
+def shares_a_core():
+    """Ranks poll without a pause where each has a core; on one core they never do."""
+    own = os.sched_getaffinity(0)
+    for cores in ({MPI.COMM_WORLD.bcast(min(own))}, own):
+        os.sched_setaffinity(0, cores)
+        usable, naps = set().union(*MPI.COMM_WORLD.allgather(cores)), []
+        train(0, lambda me, naps=naps: naps.append(endpoint(me)._backoff()._naps))
+        assert naps == [len(usable) < 2] * len(naps), (usable, naps)
+
+
 def granted_less():
     """The same numbers without a thread, and one line that says so."""
     lines = []

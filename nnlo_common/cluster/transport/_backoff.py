@@ -87,6 +87,7 @@ class Backoff:
         longest_s: the longest pause.
         clock: returns the time in seconds.
         sleep: pauses; returns True if another rank woke it, because a message is about to arrive.
+        naps: this host has fewer cores than ranks, so the core that polls without a pause take is another's.
 
     Example:
         >>> backoff = Backoff(clock=lambda: 0.0)  # no time passes
@@ -94,15 +95,17 @@ class Backoff:
         True
     """
 
-    __slots__ = ("_clock", "_longest_s", "_quiet_s", "_sleep", "_start_s")
+    __slots__ = ("_clock", "_longest_s", "_naps", "_quiet_s", "_sleep", "_start_s")
 
     def __init__(
         self,
         longest_s: float = LONGEST_S,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], bool | None] = time.sleep,
+        *,
+        naps: bool = False,
     ) -> None:
-        self._longest_s, self._clock, self._sleep = longest_s, clock, sleep
+        self._longest_s, self._clock, self._sleep, self._naps = longest_s, clock, sleep, naps
         self._start_s = self._quiet_s = clock()
 
     def pause(self, hurry: Callable[[], bool] = lambda: False) -> bool:
@@ -112,7 +115,7 @@ class Backoff:
             hurry: whether a message is moving that needs our polls to arrive.
         """
         waited_s = self._clock() - self._quiet_s
-        if waited_s < _SPIN_S or hurry():
+        if not self._naps and (waited_s < _SPIN_S or hurry()):
             os.sched_yield()  # the answering rank may need this core
             return True
         woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), self._longest_s))

@@ -138,6 +138,7 @@ class MPIEndpoint:
         links: the links to its peers.
         wakeup: the socket that wakes this rank.
         wakeups: the addresses of these sockets for the ranks of this host, by rank.
+        naps: this host has fewer cores than ranks, so a rank that waits leaves its core to others.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class MPIEndpoint:
         links: Sequence[Link],
         wakeup: Wakeup,
         wakeups: Mapping[int, str],
+        *,
+        naps: bool = False,
     ) -> None:
         self._comm, self.wakeup, self._wakeups = comm, wakeup, wakeups
         self._deaths = Deaths(comm)
@@ -153,7 +156,7 @@ class MPIEndpoint:
         self._to_wake: set[str] = set()  # peers sent to and not yet woken
         self._heard_s = time.perf_counter()  # when the last message arrived
         self.near = all(link.peer in wakeups for link in links)
-        self.longest_s = _LONGEST_PAUSE_S if self.near else LONGEST_S
+        self.longest_s, self._naps = _LONGEST_PAUSE_S if self.near else LONGEST_S, naps
         self._channels = {
             (link.peer, link.shard): _Channel(comm, link, near=link.peer in wakeups) for link in links
         }
@@ -277,7 +280,7 @@ class MPIEndpoint:
     def _wait(self, timeout_s: float | None) -> bool:
         if self._poll_times(_POLLS):  # mostly so after a compute step
             return True
-        backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+        backoff = self._backoff()
         while True:
             if timeout_s is not None and backoff.waited_s >= timeout_s:
                 return False
@@ -285,6 +288,9 @@ class MPIEndpoint:
                 self._wake_peers()
             if self._poll_times(_POLLS if backoff.pause(self._moving) else 1):
                 return True
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self.longest_s, sleep=self.wakeup.wait, naps=self._naps)
 
     def _poll_times(self, polls: int) -> bool:
         """Poll up to `polls` times; return whether an event is ready."""
@@ -309,7 +315,7 @@ class MPIEndpoint:
 
     def flush(self) -> None:
         """Poll until all sends complete: MPI moves long messages only inside its calls."""
-        backoff = Backoff()
+        backoff = Backoff(naps=self._naps)
         while self._flush_needed and not self._all_left():
             backoff.pause(lambda: True)
 
@@ -579,7 +585,7 @@ class MPIEndpoint:
 
     def _await_part(self, peer: int, later: IncomingParts) -> bool:
         """Wait for the next part or its sender's death; return False when neither has come for a while."""
-        backoff = Backoff(self.longest_s, sleep=self.wakeup.wait)
+        backoff = self._backoff()
         while peer not in self._deaths.known and not any(self._left(later.next) for _ in range(_POLLS)):
             backoff.pause()
             if backoff.waited_s > _LOOK_EVERY_S:

@@ -22,6 +22,7 @@ from nnlo_common.base._errors import ConfigurationError, StartupError
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.cluster._aborting import end_after_exit, end_notes_folder, engage, remember_exit
 from nnlo_common.cluster._connecting import has_met_others, require_threads, start_limit_s
+from nnlo_common.cluster._hosts import gathered_places
 from nnlo_common.cluster.transport._backoff import Backoff, Wakeup
 from nnlo_common.cluster.transport._datagrams import Datagrams, new_token
 from nnlo_common.cluster.transport._deaths import (
@@ -432,7 +433,8 @@ class MPIWorld:
             self._host_peers.watch(self._report_death)
         with self._all_needed():
             comm = self.facts.comm.Dup()
-        endpoint = MPIEndpoint(comm, links, wakeup, wakeups)
+        here = gathered_places(self.gather_text)[self.rank]
+        endpoint = MPIEndpoint(comm, links, wakeup, wakeups, naps=here.local_size > here.host_cores)
         overlapped = not endpoint.reads_late and self._overlaps(links)
         return OverlappedEndpoint(endpoint) if overlapped else endpoint
 
