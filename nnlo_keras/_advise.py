@@ -152,9 +152,8 @@ class KerasProbed:
             variable.assign(value)
         return -np.concatenate(parts).astype(np.float32)
 
-    def again(self) -> bool:
+    def optimizer_s(self, batch: Any) -> None:
         """Do nothing: Keras' compiled step is one with the optimizer's."""
-        return False
 
     def begin_memory(self) -> None:
         """Forget the peak before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,13 @@ class TorchProbed:
 
     def step(self, batch: Any) -> float:
         """Train on a batch."""
-        self.optimizer.zero_grad()
-        loss = self._measured(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._backward(batch)
         self.optimizer.step()
         return float(loss.detach())
 
     def gradient(self, batch: Any) -> Vector:
         """Return the gradient of a batch."""
-        self.optimizer.zero_grad()
-        self._measured(batch).backward()  # type: ignore[no-untyped-call]
+        self._backward(batch)
         parts = [
             torch.zeros(one.numel()) if one.grad is None else one.grad.detach().reshape(-1).float().cpu()
             for one in self._parameters
@@ -162,12 +160,14 @@ class TorchProbed:
         self.optimizer.zero_grad()
         return np.asarray(torch.cat(parts).numpy(), np.float32)
 
-    def again(self) -> bool:
-        """Let the optimizer step with the last gradient again."""
+    def optimizer_s(self, batch: Any) -> float:
+        """Train on a batch; return the seconds of the optimizer in that."""
+        self._backward(batch)
+        self._finish()
+        began_s = time.perf_counter()
         self.optimizer.step()
-        if self.on_gpu:
-            torch.cuda.synchronize(self._device)
-        return True
+        self._finish()
+        return time.perf_counter() - began_s
 
     def begin_memory(self) -> None:
         """Forget the peak before."""
@@ -183,6 +183,16 @@ class TorchProbed:
     def left_bytes(self) -> int | None:
         """Return how much memory is left on the device."""
         return torch.cuda.mem_get_info(self._device)[0] if self.on_gpu else self._memory.left
+
+    def _finish(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize(self._device)
+
+    def _backward(self, batch: Any) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self._measured(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
 
     def _measured(self, batch: Any) -> torch.Tensor:
         x, y = batch

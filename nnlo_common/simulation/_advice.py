@@ -41,8 +41,9 @@ _MIB = 1 << 20
 # What MPI takes of a rank for a message, and what else an exchange takes on a server and on a worker besides
 # its vectors: docs/speed.md, one exchange.
 _RECEIVED_S, _SERVED_S, _HANDLED_S = 1.5e-5, 1.5e-5, 2e-5
-# What the wrapper of a framework takes in the loop, with each exchange: docs/speed.md, a training.
-_WRAPPED_S = 1.5e-4
+# What the wrapper of a framework takes in the loop, in each step and with each exchange: docs/speed.md, a
+# training.
+_STEPPED_S, _WRAPPED_S = 1e-4, 2e-4
 # Numbers that the ranks of a host add up at once: training/_all_reduce.py.
 _PIECE = 1 << 18
 # A common network where none was measured: 20 us, 25 Gbit/s.
@@ -179,6 +180,7 @@ class Advice:
             read=Durations(list(facts.read_s)) if facts.read_s else None,
             parameters=facts.parameters,
             optimizer_s=got * facts.optimizer_s,
+            wrapped_s=_STEPPED_S,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=shared_s if facts.one_host else None,
@@ -193,8 +195,12 @@ class Advice:
             algorithm: with its options.
             packing: seconds to pack or unpack a message, of a worker and of a server.
         """
-        tried = self.facts.exchanges.get(algorithm)
+        facts, tried = self.facts, self.facts.exchanges.get(algorithm)
         times = self._reckoned if tried is None else ExchangeTimes(*(self._got * one for one in tried))
+        if algorithm.optimizer_runs == "center" and not algorithm.steps_groups:
+            # The core's optimizer was timed, and the script's steps the centre.
+            slower_s = self._got * max(facts.optimizer_s - facts.commit_s, 0.0)
+            times = times._replace(served_s=times.served_s + slower_s)
         return _with_exchanges(self.costs, times, packing=packing)
 
     @property

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +33,7 @@ _SIZES = (0.25, 0.5, 1, 2, 4)
 _FEWEST, _MOST = 8, 96
 # Most numbers of the gradients of a point that are kept together.
 _KEPT = 60_000_000
-_TIMED, _LEAST_SAMPLES = 5, 8
+_TIMED, _TIMED_ALONE, _LEAST_SAMPLES = 5, 15, 8
 #: The algorithms whose exchanges a probe tries, with their options.
 REHEARSED: Sequence[Algorithm] = (Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10))
 
@@ -76,8 +77,8 @@ class ProbedModel(Protocol):
     def gradient(self, batch: Any) -> Vector:
         """Return the gradient of a batch at the present parameters, which stay."""
 
-    def again(self) -> bool:
-        """Let the optimizer step with the last gradient again, and nothing else; False: it cannot."""
+    def optimizer_s(self, batch: Any) -> float | None:
+        """Train on a batch; return the seconds of the optimizer in that, None: they cannot be told."""
 
     def begin_memory(self) -> None:
         """Forget the peak of the memory before."""
@@ -225,7 +226,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
     tables = [_products(model, places, histograms, 0.25 * seconds)]
     trial.train(0.1 * seconds)
     tables.append(_products(model, places, histograms, 0.25 * seconds))
-    optimizer_s = trial.optimizer_s()  # last: who steps so often with one gradient goes astray
+    optimizer_s = trial.optimizer_s()
     return ProbeFacts(
         framework=model.framework,
         device=model.device,
@@ -299,9 +300,10 @@ class _TimedSteps:
         self._timed(self._model.batch, seconds)
 
     def optimizer_s(self) -> float:
-        """Return how long the optimizer takes in a step; 0: it cannot be had alone."""
-        self._step(self._model.batch)
-        return _quickest_s(self._model.again) if self._model.again() else 0.0
+        """Return how long the optimizer takes in a step; 0: it cannot be told."""
+        model = self._model
+        found = [model.optimizer_s(model.read(model.batch)) for _ in range(_TIMED_ALONE)]
+        return median([one for one in found if one is not None] or [0.0])
 
     def _timed(self, size: int, seconds: float) -> None:
         times, began_s = self.steps_s.setdefault(size, []), time.perf_counter()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._gain import sampled_places
@@ -193,6 +192,7 @@ class Costs:
     Attributes:
         step: of a worker's batch: forward, backward, and its own optimizer.
         optimizer_s: seconds of the optimizer in that, which workers spare where the centre has one.
+        wrapped_s: seconds of what wraps the optimizer, in each step of a rank that trains with others.
         parameters: the numbers of the model.
         commit: of a server for a contribution to the whole centre, without the messages.
         handle: of a worker for an exchange: making the contribution, and taking the reply; of a rank without
@@ -219,6 +219,7 @@ class Costs:
     step: Durations | float | Sequence[float]
     parameters: int
     optimizer_s: float = 0.0
+    wrapped_s: float = 0.0
     commit: Durations | float | Sequence[float] = 0.0
     handle: Durations | float | Sequence[float] = 0.0
     together_s: float = 0.0
@@ -242,6 +243,7 @@ class Costs:
         for name, value, least in (
             ("latency_s", self.latency_s, 0.0),
             ("optimizer_s", self.optimizer_s, 0.0),
+            ("wrapped_s", self.wrapped_s, 0.0),
             ("together_s", self.together_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
@@ -251,17 +253,21 @@ class Costs:
                     f"{name}={value!r} is not possible: use a number of at least {least}"
                 )
 
-    def batch_s(self, draws: random.Random, worker: int = 0, *, steps: bool = True) -> float:
+    def batch_s(
+        self, draws: random.Random, worker: int = 0, *, steps: bool = True, alone: bool = False
+    ) -> float:
         """Draw how long a rank takes for a batch.
 
         Args:
             draws: random numbers.
             worker: its number.
             steps: whether its own optimizer steps.
+            alone: it trains without others.
         """
         step, read = self._of("step"), self._of("read")
         drawn = step.draw(draws)
         own = drawn if steps else max(drawn - self.optimizer_s, 0.0)
+        own += 0.0 if alone else self.wrapped_s
         own *= self.slow.get(worker, 1.0)
         return own if self.read is None else max(own, read.draw(draws))
 
@@ -307,8 +313,9 @@ class Costs:
 
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
-# A rank that waits polls for so long before it sleeps: cluster/transport/_backoff.py.
-_POLLED_S = 300e-6
+# Where ranks share cores, one that waits naps, so it sees a message so much later:
+# cluster/transport/_backoff.py, with what the system takes to wake it.
+_NAP_S = 75e-6
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
 
@@ -415,7 +422,8 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     stepped_s = costs.together_s if ranks.training > 1 and ranks.algorithm.steps_groups else 0.0
     for _ in range(steps):
         batches_s = [
-            costs.batch_s(own, member, steps=not stepped_s) + stepped_s for member, own in enumerate(draws)
+            costs.batch_s(own, member, steps=not stepped_s, alone=len(draws) == 1) + stepped_s
+            for member, own in enumerate(draws)
         ]
         # As with a server, each makes its contribution and takes what comes of all, but after the others.
         handled_s = costs.handled_s(draws[0]) if ranks.training > 1 else 0.0
@@ -466,11 +474,11 @@ class _SharedCores:
     def share(self, cores: int) -> bool:
         """Find how much longer they take, from when they have worked; return whether that is news.
 
-        A core's time is shared alike by those that work, or poll, at the same time. Who takes longer meets
-        more others, so the simulation is repeated until it finds what it was given.
+        A core's time is shared alike by those that work at the same time. Who takes longer meets more others,
+        so the simulation is repeated until it finds what it was given.
         """
         found = {rank: np.array(sorted(spans)) for rank, spans in self._spans.items()}
-        spans = np.concatenate([*found.values(), *map(_polls, found.values())])
+        spans = np.concatenate([*found.values()])
         times = spans.ravel()
         order = np.argsort(times, kind="stable")
         times, working = times[order], np.cumsum(np.tile([1, -1], len(spans))[order])
@@ -486,13 +494,6 @@ class _SharedCores:
         return any(abs(self.crowded[who] - before[who]) > _ALIKE * before[who] for who in before)
 
 
-def _polls(spans: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return when a rank that works in these spans polls, before it sleeps: others have that time less."""
-    ends, begins = spans[:-1, 1], spans[1:, 0]
-    stops = np.minimum(begins, ends + _POLLED_S)
-    return np.stack([ends, stops], axis=1)[stops > ends]
-
-
 class _Timed(ByTime):
     """First come, first served, with measured durations."""
 
@@ -504,6 +505,7 @@ class _Timed(ByTime):
         self._of_servers = random.Random(seed)
         # A message of the simulation stands for one of so many numbers.
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
+        self._naps = costs.cores is not None and costs.cores < ranks.size
         self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
@@ -525,7 +527,7 @@ class _Timed(ByTime):
 
     def communicate_s(self, size: int) -> float:  # noqa: ARG002 - its length costs the ranks time, not the way
         """Return the time of a message between a server's and a worker's hands."""
-        return self._costs.latency_s
+        return self._costs.latency_s + (_NAP_S if self._naps else 0.0)
 
     def handle_s(self, rank: int, size: int) -> float:
         """Draw the time of a worker for one of the two long messages of an exchange."""

@@ -192,9 +192,8 @@ class Planted:
     def gradient(self, batch):
         return self.gradient_ * (self.x + self.draws.normal(size=40) * 3 / math.sqrt(batch))
 
-    def again(self):
-        time.sleep(0.002)
-        return True
+    def optimizer_s(self, batch):
+        return 0.002
 
     def begin_memory(self):
         pass

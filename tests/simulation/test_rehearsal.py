@@ -128,3 +128,12 @@ def test_advice_takes_an_exchange_as_it_was_tried():
     assert (found.together_s, other.together_s) == (0.125, 0)
     assert (other.commit.mean, other.handle.mean) == (advice.costs.commit.mean, advice.costs.handle.mean)
     assert np.isclose(advice.costs_of(Steady(), packing=1.0).commit.mean, found.commit.mean + 1)
+
+
+def test_the_scripts_own_optimizer_steps_the_centre_where_the_algorithm_has_none():
+    facts = replace(example_facts(), optimizer_s=0.5, commit_s=0.1)
+    found = {rule: Advice(facts).costs_of(rule).commit.mean for rule in (Downpour(), Steady(), EASGD())}
+    assert found[Downpour()] == pytest.approx(0.5, abs=1e-3)
+    assert found[Steady()] == found[EASGD()] == pytest.approx(0.1, abs=1e-3)
+    quicker = Advice(replace(facts, optimizer_s=0.05))  # a step of the core is part of what was timed
+    assert quicker.costs_of(Downpour()).commit.mean == found[Steady()]

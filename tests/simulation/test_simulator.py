@@ -9,9 +9,8 @@ from itertools import pairwise
 import pytest
 
 from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, LocalSGD, Steady, Synchronous
-from nnlo_common.cluster.transport._backoff import Backoff
 from nnlo_common.simulation import Costs, Durations, Forecast, Ranks, simulate
-from nnlo_common.simulation._simulator import _POLLED_S, gain_of
+from nnlo_common.simulation._simulator import _NAP_S, gain_of
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -253,31 +252,25 @@ def test_ranks_that_share_cores_hold_up_each_other(workers, serve_s, cores):
     assert run.batches_per_s * (1 + serve_s) <= 1.06 * cores  # no more work than the cores can do
 
 
-@pytest.mark.parametrize(("serve_s", "lost_s"), [(500e-6, 300e-6), (100e-6, 250e-6), (0.0, 150e-6)])
-def test_a_rank_that_waits_polls_for_a_while(serve_s, lost_s):
-    # A worker and a server in turn: each works beside the other's polls for 0.3 ms, or until it is done.
-    costs = Costs(step=1e-3, commit=serve_s, cores=1, **FREE)
+def test_ranks_that_share_cores_nap_until_they_see_a_message():
+    costs = Costs(step=1e-3, commit=5e-4, cores=1, **FREE)
     run = simulate(Ranks(algorithm=Downpour(), workers=1), costs)
-    assert 1 / run.batches_per_s == pytest.approx(1e-3 + serve_s + lost_s, rel=0.02)
-    assert simulate(Ranks(algorithm=Downpour(), workers=1), replace(costs, cores=2)).batches_per_s == (
-        pytest.approx(1 / (1e-3 + serve_s))
-    )
+    assert 1 / run.batches_per_s == pytest.approx(1.5e-3 + 2 * _NAP_S, rel=1e-6)
+    roomy = simulate(Ranks(algorithm=Downpour(), workers=1), replace(costs, cores=2))
+    assert 1 / roomy.batches_per_s == pytest.approx(1.5e-3, rel=1e-6)
 
 
-def test_ranks_poll_for_as_long_as_is_reckoned():
-    now = [0.0]
-    backoff = Backoff(clock=lambda: now[0], sleep=lambda seconds: False)
-    polls = []
-    for now[0] in (0.0, 0.99 * _POLLED_S, 1.01 * _POLLED_S):
-        polls.append(backoff.pause())
-    assert polls == [True, True, False]
-
-
-def test_each_of_several_servers_polls():
-    # Servers of 0.2 ms each and the worker's polls: 0.3 ms for a half, 0.2 ms; a third of a core for 0.3 ms.
-    ranks = Ranks(algorithm=Downpour(), workers=1, servers=2)
-    run = simulate(ranks, Costs(step=1e-3, commit=400e-6, cores=1, **FREE))
-    assert 1 / run.batches_per_s == pytest.approx(1.2e-3 + 0.5e-3, rel=0.01)
+@pytest.mark.parametrize(
+    ("ranks", "batch_s"),
+    [
+        (Ranks(algorithm=EASGD(every=5), workers=1), 1.2e-3),
+        (Ranks.of(Steady(), 2, servers=0), 1.2e-3),
+        (Ranks.of(Steady(), 1, servers=0), 1e-3),  # nothing wraps the optimizer of a process alone
+    ],
+)
+def test_what_wraps_the_optimizer_takes_its_time_in_each_step(ranks, batch_s):
+    costs = Costs(step=1e-3, wrapped_s=2e-4, reduce_s=lambda ranks: 0.0, **FREE)
+    assert ranks.training / simulate(ranks, costs).batches_per_s == pytest.approx(batch_s, rel=1e-6)
 
 
 def test_a_lag_hides_no_work_from_the_cores():

@@ -96,6 +96,20 @@ def test_a_planted_underflow_is_named():
     assert np.mean(np.float16(np.float32(scale) * gradient) == 0) < 0.05
 
 
+def test_the_optimizer_is_timed_in_a_step_of_the_loop(monkeypatch):
+    model, loader, optimizer = training()
+    one, other = TorchProbed(model, loss, loader, optimizer), copy.deepcopy(model)
+    clock = iter([1.0, 1.25])
+    monkeypatch.setattr("nnlo_torch._advise.time.perf_counter", lambda: next(clock))
+    batch = one.read(16)
+    assert one.optimizer_s(batch) == 0.25
+    reference = torch.optim.Adam(other.parameters(), lr=1e-3)
+    loss(other(batch[0]), batch[1]).backward()
+    reference.step()
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
 def test_a_wrapper_alone_is_its_optimizer():
     model, loader, optimizer = training()
     advice = nt.advise(model, loss, loader, nt.Steady(optimizer), seconds=1)
