@@ -33,7 +33,7 @@ _SIZES = (0.25, 0.5, 1, 2, 4)
 _FEWEST, _MOST = 8, 96
 # Most numbers of the gradients of a point that are kept together.
 _KEPT = 60_000_000
-_TIMED, _TIMED_ALONE, _LEAST_SAMPLES = 5, 15, 8
+_TIMED, _LEAST_SAMPLES = 5, 8
 #: The algorithms whose exchanges a probe tries, with their options.
 REHEARSED: Sequence[Algorithm] = (Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10))
 
@@ -226,7 +226,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
     tables = [_products(model, places, histograms, 0.25 * seconds)]
     trial.train(0.1 * seconds)
     tables.append(_products(model, places, histograms, 0.25 * seconds))
-    optimizer_s = trial.optimizer_s()
+    optimizer_s = trial.optimizer_s(0.05 * seconds)
     return ProbeFacts(
         framework=model.framework,
         device=model.device,
@@ -299,11 +299,15 @@ class _TimedSteps:
         """Train on, so that the gradients are those of another point."""
         self._timed(self._model.batch, seconds)
 
-    def optimizer_s(self) -> float:
+    def optimizer_s(self, seconds: float) -> float:
         """Return how long the optimizer takes in a step; 0: it cannot be told."""
-        model = self._model
-        found = [model.optimizer_s(model.read(model.batch)) for _ in range(_TIMED_ALONE)]
-        return median([one for one in found if one is not None] or [0.0])
+        model, found, began_s = self._model, list[float](), time.perf_counter()
+        while len(found) < _TIMED or time.perf_counter() - began_s < seconds:
+            one_s = model.optimizer_s(model.read(model.batch))
+            if one_s is None:
+                return 0.0
+            found.append(one_s)
+        return median(found)
 
     def _timed(self, size: int, seconds: float) -> None:
         times, began_s = self.steps_s.setdefault(size, []), time.perf_counter()

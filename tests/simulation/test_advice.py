@@ -15,7 +15,7 @@ from nnlo_common.commands import _advise
 from nnlo_common.commands._advise import advise_with, link_of, write_advice
 from nnlo_common.simulation import Advice, _advice
 from nnlo_common.simulation._advice import example_facts
-from nnlo_common.simulation._probe import GradientHistogram, probe
+from nnlo_common.simulation._probe import GradientHistogram, _TimedSteps, probe
 from nnlo_common.simulation._simulator import gain_of
 from nnlo_common.testing import MemoryCluster
 
@@ -213,10 +213,32 @@ def test_a_probe_finds_the_noise_that_is_there():
         assert found.scale == pytest.approx(9, rel=0.35)
     assert [*facts.steps_s] == [5, 10, 20, 40, 80]
     assert facts.parameters == 40
-    assert facts.optimizer_s >= 0.002
+    assert facts.optimizer_s == 0.002
     assert facts.exchanges.keys() == {Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10)}
     assert facts.histograms["a"].size == 8 * 30
     assert np.median(facts.steps_s[80]) > np.median(facts.steps_s[5])
+
+
+def test_the_optimizer_is_timed_for_a_while_in_the_middle_of_what_is_found():
+    planted, clock = Planted(), [0.0]
+    times = iter([9.0, 1.0, 3.0, 2.0, 4.0, 5.0, 0.5, 99.0])
+
+    def took(batch):
+        clock[0] += 10
+        return next(times)
+
+    planted.optimizer_s = took
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nnlo_common.simulation._probe.time.perf_counter", lambda: clock[0])
+        assert _TimedSteps(planted).optimizer_s(65) == 3  # seven steps: at least five, and for 65 s
+        assert _TimedSteps(Planted()).optimizer_s(0) == 0.002
+
+
+def test_an_optimizer_that_cannot_be_told_is_asked_for_once():
+    planted, asked = Planted(), []
+    planted.optimizer_s = asked.append  # which returns None
+    assert _TimedSteps(planted).optimizer_s(60) == 0
+    assert asked == [20]
 
 
 def test_a_batch_that_does_not_fit_ends_the_sizes():
