@@ -69,13 +69,14 @@ def test_in_a_hurry_it_does_not_sleep_however_long_it_has_waited(waited_s):
     assert backoff.pause(lambda: False) is (waited_s == 0)
 
 
-@pytest.mark.parametrize(("waited_s", "pause_s"), [(0.0, 20e-6), (1e-3, 100e-6), (1.0, 500e-6)])
-def test_where_cores_are_shared_it_sleeps_from_the_start_and_in_a_hurry(waited_s, pause_s):
-    watch = Time()
-    backoff = Backoff(clock=watch.clock, sleep=watch.sleep, naps=True)
-    watch.now_s += waited_s
-    assert not backoff.pause(lambda: True)
-    assert watch.pauses == pytest.approx([pause_s])
+@pytest.mark.parametrize("waited_s", [0.0, 1e-4, 1e-3, 1.0])
+def test_where_cores_are_shared_it_sleeps_from_the_start_and_briefly_in_a_hurry(waited_s):
+    for hurries, longest_s in ((False, 500e-6), (True, 50e-6)):
+        watch = Time()
+        backoff = Backoff(clock=watch.clock, sleep=watch.sleep, naps=True)
+        watch.now_s += waited_s
+        assert backoff.pause(lambda hurries=hurries: hurries) is hurries  # then many looks in a row
+        assert watch.pauses == pytest.approx([min(max(waited_s / 10, 20e-6), longest_s)])
 
 
 def test_while_it_does_not_sleep_it_gives_its_core_away(monkeypatch):

@@ -79,6 +79,9 @@ _SHORTEST_PAUSE_S = 20e-6
 # and never longer than this, so that it is seen within a millisecond even after hours.
 LONGEST_S = 500e-6
 
+# Where ranks share cores, a rank whose message is moving sleeps for so long at most between many polls.
+_LONGEST_NAP_S = 50e-6
+
 
 class Backoff:
     """Pauses between the polls of one wait.
@@ -118,10 +121,12 @@ class Backoff:
         if not self._naps and (waited_s < _SPIN_S or hurry()):
             os.sched_yield()  # the answering rank may need this core
             return True
-        woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), self._longest_s))
+        moves = self._naps and hurry()
+        longest_s = _LONGEST_NAP_S if moves else self._longest_s
+        woken = self._sleep(min(max(waited_s * _PAUSE_PER_WAITED, _SHORTEST_PAUSE_S), longest_s))
         if woken:
             self._quiet_s = self._clock()
-        return bool(woken)
+        return bool(woken) or moves
 
     @property
     def waited_s(self) -> float:
