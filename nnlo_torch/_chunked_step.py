@@ -156,11 +156,11 @@ class ChunkedStep:
             for (place, chunk), state, view in reversed(parts):
                 stepper.state[chunk], chunk.grad = state, view
                 self._waiting.append((one.place.start + place.start, _twin_of(one.group, chunk), chunk))
-        for index, group in enumerate(self._optimizer.param_groups):
-            for fused, own in zip((False, True), stepper.param_groups[2 * index :], strict=False):
-                own.update({**group, "params": []})
-                if fused and _passes_once(self._optimizer, group):
-                    own["fused"] = True
+        for index, own in enumerate(stepper.param_groups):
+            group = self._optimizer.param_groups[index // 2]
+            own.update({**group, "params": []})
+            if index % 2 and _passes_once(self._optimizer, group):
+                own["fused"] = True
         self._stepped = stepped
         return True
 

@@ -153,6 +153,11 @@ class Place:
     gpus: int
     gpu: int | None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the host has fewer cores than ranks: one that waits must leave its core to others."""
+        return self.local_size > self.host_cores
+
 
 def describe_here() -> dict[str, int | str]:
     """Report this process's host, cores and GPUs as plain JSON values that any transport can gather.
@@ -283,7 +288,7 @@ def _check(rank: int, report: Mapping[str, int | str]) -> None:
 
 
 def crowded_hosts(places: Sequence[Place]) -> tuple[str, ...]:
-    """Describe the hosts with more ranks than cores (``local_size > host_cores``).
+    """Describe the hosts with more ranks than cores.
 
     That is the commonest reason why a distributed run is slower than a plain one.
 
@@ -291,11 +296,10 @@ def crowded_hosts(places: Sequence[Place]) -> tuple[str, ...]:
         >>> crowded_hosts(locate([{"host": "a", "cores": 2, "gpus": 0}] * 5))
         ('host a: 5 ranks share 2 cores',)
     """
-    found = {place.host: (place.local_size, place.host_cores) for place in places}
+    found = {place.host: (place.local_size, place.host_cores) for place in places if place.crowded}
     return tuple(
         f"host {host}: {plural(ranks, 'rank')} share {plural(cores, 'core')}"
         for host, (ranks, cores) in found.items()
-        if ranks > cores
     )
 
 

@@ -406,7 +406,7 @@ def simulate(ranks: Ranks, costs: Costs, *, steps: int = 60, seed: int = 0) -> F
         return _in_step(ranks, costs, steps, seed)
     shared = _SharedCores()
     found = _Simulation(ranks, costs, steps, seed, shared).prediction()
-    if costs.cores is not None and costs.cores < ranks.size:
+    if costs.cores is not None and _crowding(ranks.size, costs) > 1:
         for _ in range(_MOST_REPEATS):
             if not shared.share(costs.cores):
                 break
@@ -505,7 +505,7 @@ class _Timed(ByTime):
         self._of_servers = random.Random(seed)
         # A message of the simulation stands for one of so many numbers.
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
-        self._naps = costs.cores is not None and costs.cores < ranks.size
+        self._naps = _crowding(ranks.size, costs) > 1
         self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0

@@ -225,7 +225,7 @@ def join(world: RankWorld, plan: TrainingPlan) -> Member:
     group_size = topology.arrangement.group_size
     group = None
     if assignment.worker is not None and group_size > 1:
-        naps = any(places[rank].local_size > places[rank].host_cores for rank in cell.ranks)
+        naps = any(places[rank].crowded for rank in cell.ranks)
         group = _grouped(world, plan, cell, cell.groups[assignment.worker], places, naps=naps)
     part: TeamPart
     server: Server | None = None

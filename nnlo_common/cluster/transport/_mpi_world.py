@@ -433,8 +433,8 @@ class MPIWorld:
             self._host_peers.watch(self._report_death)
         with self._all_needed():
             comm = self.facts.comm.Dup()
-        here = gathered_places(self.gather_text)[self.rank]
-        endpoint = MPIEndpoint(comm, links, wakeup, wakeups, naps=here.local_size > here.host_cores)
+        naps = gathered_places(self.gather_text)[self.rank].crowded
+        endpoint = MPIEndpoint(comm, links, wakeup, wakeups, naps=naps)
         overlapped = not endpoint.reads_late and self._overlaps(links)
         return OverlappedEndpoint(endpoint) if overlapped else endpoint
 
