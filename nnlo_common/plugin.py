@@ -74,6 +74,7 @@ from nnlo_common.inference._structure import changed
 from nnlo_common.protocol import LedgerClient, Moves, Moving
 from nnlo_common.protocol._query_messages import AnswerT, EpochMeanQuery, NoteQuery, Query, SampledData
 from nnlo_common.simulation import Advice
+from nnlo_common.simulation._probe import StepParts
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._collectives import Trained, unwired, vectors_in_turn
 from nnlo_common.training._group_rank import GroupRank
@@ -180,6 +181,7 @@ __all__ = [
     "SampledData",
     "Session",
     "Start",
+    "StepParts",
     "StepProfiler",
     "Stopping",
     "Stretch",

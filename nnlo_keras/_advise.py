@@ -152,8 +152,8 @@ class KerasProbed:
             variable.assign(value)
         return -np.concatenate(parts).astype(np.float32)
 
-    def optimizer_s(self, batch: Any) -> None:
-        """Do nothing: Keras' compiled step is one with the optimizer's."""
+    def step_parts(self, batch: Any) -> None:
+        """Do nothing: Keras' compiled step has no parts that can be told apart."""
 
     def begin_memory(self) -> None:
         """Forget the peak before."""

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Advice, ProcessMemory, Vector, advise_with
+from nnlo_common.plugin import Advice, ProcessMemory, StepParts, Vector, advise_with
+from nnlo_torch._compat import copy_all
 from nnlo_torch._wrapper import Wrapper
 
 __all__ = ["TorchProbed", "advise"]
@@ -124,6 +125,7 @@ class TorchProbed:
         self.batch, self._rest = _length(first), first
         self.samples = _samples(loader, self.batch) if samples is None else samples
         self._memory = ProcessMemory()
+        self._collected: list[torch.Tensor] = []
 
     @property
     def slots(self) -> int:
@@ -160,14 +162,17 @@ class TorchProbed:
         self.optimizer.zero_grad()
         return np.asarray(torch.cat(parts).numpy(), np.float32)
 
-    def optimizer_s(self, batch: Any) -> float:
-        """Train on a batch; return the seconds of the optimizer in that."""
+    def step_parts(self, batch: Any) -> StepParts:
+        """Train on a batch; return what the parts of that take."""
         self._backward(batch)
         self._finish()
         began_s = time.perf_counter()
+        self._collect()
+        self._finish()
+        collected_s = time.perf_counter()
         self.optimizer.step()
         self._finish()
-        return time.perf_counter() - began_s
+        return StepParts(collected_s - began_s, time.perf_counter() - collected_s)
 
     def begin_memory(self) -> None:
         """Forget the peak before."""
@@ -183,6 +188,14 @@ class TorchProbed:
     def left_bytes(self) -> int | None:
         """Return how much memory is left on the device."""
         return torch.cuda.mem_get_info(self._device)[0] if self.on_gpu else self._memory.left
+
+    def _collect(self) -> None:
+        """Copy the gradients into memory of the host that is used again, as wrappers do."""
+        made = [one.grad.detach() for one in self._parameters if one.grad is not None]
+        made = [one.to_dense() if one.is_sparse else one for one in made]
+        if [one.shape for one in made] != [one.shape for one in self._collected]:
+            self._collected = [torch.zeros(one.shape) for one in made]
+        copy_all(self._collected, made)
 
     def _finish(self) -> None:
         if self.on_gpu:

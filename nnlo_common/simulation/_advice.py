@@ -168,12 +168,11 @@ class Advice:
             within if facts.one_host else min(copies, _NETWORK),
         )
         got = self._got
-
         def shared_s(ranks: int) -> float:
             """Return what a sum in memory takes that all ranks of a host see."""
             passes = min(ranks, 3)  # there, and of a few ranks to add up; of more to add a part, and back
             waits = math.ceil(facts.parameters / _PIECE) * (1 if ranks <= 3 else 2)
-            return passes * 4 * facts.parameters / facts.copy_bytes_per_s + waits * latency_s
+            return passes * self._copied_s + waits * latency_s
 
         costs = Costs(
             step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
@@ -181,6 +180,7 @@ class Advice:
             parameters=facts.parameters,
             optimizer_s=got * facts.optimizer_s,
             wrapped_s=_STEPPED_S,
+            collect_s=self._copied_s,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=shared_s if facts.one_host else None,
@@ -212,8 +212,15 @@ class Advice:
     @property
     def _reckoned(self) -> ExchangeTimes:
         """What an exchange would take that was not tried: its vectors, and what it takes without them."""
-        moved = 2 * 4 * self.facts.parameters / self.facts.copy_bytes_per_s
-        return ExchangeTimes(self.facts.commit_s + _SERVED_S, moved + _HANDLED_S)
+        return ExchangeTimes(self.facts.commit_s + _SERVED_S, 2 * self._copied_s + _HANDLED_S)
+
+    @property
+    def _copied_s(self) -> float:
+        """What it takes to copy as many numbers as the model has, in a training."""
+        facts = self.facts
+        if facts.collect_s is None:
+            return 4 * facts.parameters / facts.copy_bytes_per_s
+        return self._got * facts.collect_s
 
     @cached_property
     def alone(self) -> Forecast:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._process_memory import ProcessMemory
 from nnlo_common.simulation._rehearsal import ExchangeTimes, rehearse
 
-__all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "probe"]
+__all__ = ["GradientHistogram", "ProbeFacts", "ProbedModel", "StepParts", "probe"]
 
 # Sizes of batches to try, as multiples of the batch.
 _SIZES = (0.25, 0.5, 1, 2, 4)
@@ -36,6 +36,18 @@ _KEPT = 60_000_000
 _TIMED, _LEAST_SAMPLES = 5, 8
 #: The algorithms whose exchanges a probe tries, with their options.
 REHEARSED: Sequence[Algorithm] = (Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10))
+
+
+class StepParts(NamedTuple):
+    """What parts of a step take.
+
+    Attributes:
+        collect_s: seconds until its gradient, which is there, is in one vector of the host.
+        optimizer_s: seconds of the script's optimizer.
+    """
+
+    collect_s: float
+    optimizer_s: float
 
 
 class ProbedModel(Protocol):
@@ -77,8 +89,8 @@ class ProbedModel(Protocol):
     def gradient(self, batch: Any) -> Vector:
         """Return the gradient of a batch at the present parameters, which stay."""
 
-    def optimizer_s(self, batch: Any) -> float | None:
-        """Train on a batch; return the seconds of the optimizer in that, None: they cannot be told."""
+    def step_parts(self, batch: Any) -> StepParts | None:
+        """Train on a batch; return what the parts of that step take, None: they cannot be told."""
 
     def begin_memory(self) -> None:
         """Forget the peak of the memory before."""
@@ -154,6 +166,7 @@ class ProbeFacts:
         too_large: the smallest batch that there was no memory for; None: all fitted.
         commit_s: seconds of a server for a contribution, with the core's optimizer.
         optimizer_s: seconds of the script's optimizer in a step; 0: unknown.
+        collect_s: seconds until the gradient of a step is in one vector; None: unknown.
         exchanges: what an exchange takes, by the algorithm.
         copy_bytes_per_s: how fast memory is copied.
         noise: the noise scale at the start of the probe and at its end.
@@ -184,6 +197,7 @@ class ProbeFacts:
     noise: Sequence[NoiseEstimate]
     histograms: Mapping[str, GradientHistogram]
     optimizer_s: float = 0.0
+    collect_s: float | None = None
     exchanges: Mapping[Algorithm, ExchangeTimes] = field(default_factory=dict)
     losses: Sequence[float] = ()
     link: tuple[float, float] | None = None
@@ -226,7 +240,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
     tables = [_products(model, places, histograms, 0.25 * seconds)]
     trial.train(0.1 * seconds)
     tables.append(_products(model, places, histograms, 0.25 * seconds))
-    optimizer_s = trial.optimizer_s(0.05 * seconds)
+    parts = trial.parts(0.05 * seconds)
     return ProbeFacts(
         framework=model.framework,
         device=model.device,
@@ -242,7 +256,8 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         left_bytes=left,
         too_large=trial.too_large,
         commit_s=_quickest_s(_commit(size, model.slots)),
-        optimizer_s=optimizer_s,
+        optimizer_s=parts.optimizer_s if parts else 0.0,
+        collect_s=parts.collect_s if parts else None,
         exchanges={rule: rehearse(rule, size, optimizer=like(model.slots)) for rule in REHEARSED},
         copy_bytes_per_s=_copy_speed(size),
         noise=[NoiseEstimate.of([table], batch=model.batch) for table in tables],
@@ -299,15 +314,15 @@ class _TimedSteps:
         """Train on, so that the gradients are those of another point."""
         self._timed(self._model.batch, seconds)
 
-    def optimizer_s(self, seconds: float) -> float:
-        """Return how long the optimizer takes in a step; 0: it cannot be told."""
-        model, found, began_s = self._model, list[float](), time.perf_counter()
+    def parts(self, seconds: float) -> StepParts | None:
+        """Return what the parts of a step take; None: they cannot be told."""
+        model, found, began_s = self._model, list[StepParts](), time.perf_counter()
         while len(found) < _TIMED or time.perf_counter() - began_s < seconds:
-            one_s = model.optimizer_s(model.read(model.batch))
-            if one_s is None:
-                return 0.0
-            found.append(one_s)
-        return median(found)
+            one = model.step_parts(model.read(model.batch))
+            if one is None:
+                return None
+            found.append(one)
+        return StepParts(*map(median, zip(*found, strict=True)))
 
     def _timed(self, size: int, seconds: float) -> None:
         times, began_s = self.steps_s.setdefault(size, []), time.perf_counter()

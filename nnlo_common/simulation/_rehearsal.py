@@ -32,6 +32,8 @@ _WORKERS = 2
 _TIMED = _WORKERS  # the last one: when it has warmed up, so have the others
 # Exchanges that find their memory, and that are counted.
 _WARM, _COUNTED = 2, 4
+# Numbers that fill the caches of a core, as a model's step does between two exchanges.
+_BETWEEN = 1 << 21
 # Vectors of more numbers fit no cache, so that times grow with the size: a tenth of a second an exchange.
 _LARGEST = 4_000_000
 
@@ -135,6 +137,7 @@ class _Rehearsal(VirtualCluster):
         every: int = max(int(getattr(algorithm, "every", 1) or 1), 1)
         self._warm, self._steps = _WARM * every, (_WARM + _COUNTED) * every
         self._gradients = np.random.default_rng(0).standard_normal(size, np.float32)
+        self._between = np.zeros(_BETWEEN, np.float32)
         self._watch, self._served, self.times = _Stopwatch(), 0, ExchangeTimes(0.0, 0.0)
         workers = {one.rank: one for one in ranks.make_workers(None)}
         programs = {rank: self._program(one) for rank, one in workers.items()}
@@ -149,6 +152,7 @@ class _Rehearsal(VirtualCluster):
                 self._served = 0
             yield Compute()
             with self._watch.of("none"):
+                self._between.fill(step)
                 np.multiply(self._gradients, np.float32(1e-3), out=worker.gradient.vector)
             yield from worker.step()
         if worker.rank == _TIMED:

@@ -161,6 +161,16 @@ class Ranks:
         return self.servers + self.training
 
     @property
+    def alone(self) -> bool:
+        """Whether one rank trains by itself."""
+        return self.size == 1
+
+    @property
+    def collects(self) -> bool:
+        """Whether each rank collects the gradient of each step in one vector."""
+        return not self.alone and (self.group_size > 1 or self.algorithm.optimizer_runs != "worker")
+
+    @property
     def together(self) -> int:
         """The batches whose gradients count as one step, as Steady's gain takes it.
 
@@ -193,6 +203,7 @@ class Costs:
         step: of a worker's batch: forward, backward, and its own optimizer.
         optimizer_s: seconds of the optimizer in that, which workers spare where the centre has one.
         wrapped_s: seconds of what wraps the optimizer, in each step of a rank that trains with others.
+        collect_s: seconds until the gradient of a step is in one vector, for those who send gradients.
         parameters: the numbers of the model.
         commit: of a server for a contribution to the whole centre, without the messages.
         handle: of a worker for an exchange: making the contribution, and taking the reply; of a rank without
@@ -220,6 +231,7 @@ class Costs:
     parameters: int
     optimizer_s: float = 0.0
     wrapped_s: float = 0.0
+    collect_s: float = 0.0
     commit: Durations | float | Sequence[float] = 0.0
     handle: Durations | float | Sequence[float] = 0.0
     together_s: float = 0.0
@@ -244,6 +256,7 @@ class Costs:
             ("latency_s", self.latency_s, 0.0),
             ("optimizer_s", self.optimizer_s, 0.0),
             ("wrapped_s", self.wrapped_s, 0.0),
+            ("collect_s", self.collect_s, 0.0),
             ("together_s", self.together_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
@@ -254,7 +267,7 @@ class Costs:
                 )
 
     def batch_s(
-        self, draws: random.Random, worker: int = 0, *, steps: bool = True, alone: bool = False
+        self, draws: random.Random, worker: int = 0, *, steps: bool = True, besides_s: float = 0.0
     ) -> float:
         """Draw how long a rank takes for a batch.
 
@@ -262,14 +275,17 @@ class Costs:
             draws: random numbers.
             worker: its number.
             steps: whether its own optimizer steps.
-            alone: it trains without others.
+            besides_s: what it takes besides, as it trains with others.
         """
         step, read = self._of("step"), self._of("read")
         drawn = step.draw(draws)
         own = drawn if steps else max(drawn - self.optimizer_s, 0.0)
-        own += 0.0 if alone else self.wrapped_s
-        own *= self.slow.get(worker, 1.0)
+        own = (own + besides_s) * self.slow.get(worker, 1.0)
         return own if self.read is None else max(own, read.draw(draws))
+
+    def besides_s(self, ranks: Ranks) -> float:
+        """Return what each step of a rank takes besides, as it trains with others."""
+        return 0.0 if ranks.alone else self.wrapped_s + self.collect_s * ranks.collects
 
     @property
     def batch_mean_s(self) -> float:
@@ -420,9 +436,10 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     paces, computed_s = list[float](), 0.0
     added_s = costs.reduced_s(ranks.training)
     stepped_s = costs.together_s if ranks.training > 1 and ranks.algorithm.steps_groups else 0.0
+    besides_s = costs.besides_s(ranks)
     for _ in range(steps):
         batches_s = [
-            costs.batch_s(own, member, steps=not stepped_s, alone=len(draws) == 1) + stepped_s
+            costs.batch_s(own, member, steps=not stepped_s, besides_s=besides_s) + stepped_s
             for member, own in enumerate(draws)
         ]
         # As with a server, each makes its contribution and takes what comes of all, but after the others.
@@ -515,7 +532,11 @@ class _Timed(ByTime):
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
         members = self._members_of(rank)
         steps = self._ranks.algorithm.optimizer_runs != "center"
-        alone = [self._costs.batch_s(self._of_members[member], member, steps=steps) for member in members]
+        besides_s = self._costs.besides_s(self._ranks)
+        alone = [
+            self._costs.batch_s(self._of_members[member], member, steps=steps, besides_s=besides_s)
+            for member in members
+        ]
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
         crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
         taken = [crowded * seconds for seconds in alone]

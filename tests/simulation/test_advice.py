@@ -15,7 +15,7 @@ from nnlo_common.commands import _advise
 from nnlo_common.commands._advise import advise_with, link_of, write_advice
 from nnlo_common.simulation import Advice, _advice
 from nnlo_common.simulation._advice import example_facts
-from nnlo_common.simulation._probe import GradientHistogram, _TimedSteps, probe
+from nnlo_common.simulation._probe import GradientHistogram, StepParts, _TimedSteps, probe
 from nnlo_common.simulation._simulator import gain_of
 from nnlo_common.testing import MemoryCluster
 
@@ -192,8 +192,8 @@ class Planted:
     def gradient(self, batch):
         return self.gradient_ * (self.x + self.draws.normal(size=40) * 3 / math.sqrt(batch))
 
-    def optimizer_s(self, batch):
-        return 0.002
+    def step_parts(self, batch):
+        return StepParts(collect_s=0.001, optimizer_s=0.002)
 
     def begin_memory(self):
         pass
@@ -213,32 +213,44 @@ def test_a_probe_finds_the_noise_that_is_there():
         assert found.scale == pytest.approx(9, rel=0.35)
     assert [*facts.steps_s] == [5, 10, 20, 40, 80]
     assert facts.parameters == 40
-    assert facts.optimizer_s == 0.002
+    assert (facts.collect_s, facts.optimizer_s) == (0.001, 0.002)
     assert facts.exchanges.keys() == {Steady(), Steady(lag=1), Steady(every=4), EASGD(every=10)}
     assert facts.histograms["a"].size == 8 * 30
     assert np.median(facts.steps_s[80]) > np.median(facts.steps_s[5])
 
 
-def test_the_optimizer_is_timed_for_a_while_in_the_middle_of_what_is_found():
+def test_the_parts_of_a_step_are_timed_for_a_while_in_the_middle_of_what_is_found():
     planted, clock = Planted(), [0.0]
     times = iter([9.0, 1.0, 3.0, 2.0, 4.0, 5.0, 0.5, 99.0])
 
     def took(batch):
         clock[0] += 10
-        return next(times)
+        one = next(times)
+        return StepParts(10 * one, one)
 
-    planted.optimizer_s = took
+    planted.step_parts = took
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nnlo_common.simulation._probe.time.perf_counter", lambda: clock[0])
-        assert _TimedSteps(planted).optimizer_s(65) == 3  # seven steps: at least five, and for 65 s
-        assert _TimedSteps(Planted()).optimizer_s(0) == 0.002
+        assert _TimedSteps(planted).parts(65) == (30, 3)  # seven steps: at least five, and for 65 s
+        assert _TimedSteps(Planted()).parts(0) == (0.001, 0.002)
 
 
-def test_an_optimizer_that_cannot_be_told_is_asked_for_once():
+def test_parts_that_cannot_be_told_are_asked_for_once():
     planted, asked = Planted(), []
-    planted.optimizer_s = asked.append  # which returns None
-    assert _TimedSteps(planted).optimizer_s(60) == 0
+    planted.step_parts = asked.append  # which returns None
+    assert _TimedSteps(planted).parts(60) is None
     assert asked == [20]
+
+
+def test_gradients_that_are_collected_say_how_fast_memory_is_in_a_training(common):
+    unknown = replace(common.facts, collect_s=None, one_host=True, link=(0.0, 1e9))
+    known = replace(unknown, collect_s=0.5)
+    copied_s = 4 * unknown.parameters / unknown.copy_bytes_per_s
+    for facts, one_s in ((unknown, copied_s), (known, 0.5)):
+        costs = Advice(facts).costs
+        assert costs.collect_s == one_s
+        assert [costs.reduced_s(ranks) for ranks in (2, 3, 9)] == pytest.approx([2 * one_s] + [3 * one_s] * 2)
+        assert costs.handle.mean == pytest.approx(2 * one_s, abs=1e-3)  # a contribution, and a reply
 
 
 def test_a_batch_that_does_not_fit_ends_the_sizes():

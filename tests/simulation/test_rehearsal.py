@@ -137,3 +137,10 @@ def test_the_scripts_own_optimizer_steps_the_centre_where_the_algorithm_has_none
     assert found[Steady()] == found[EASGD()] == pytest.approx(0.1, abs=1e-3)
     quicker = Advice(replace(facts, optimizer_s=0.05))  # a step of the core is part of what was timed
     assert quicker.costs_of(Downpour()).commit.mean == found[Steady()]
+
+
+def test_the_caches_are_filled_with_something_else_before_each_exchange():
+    cluster = _rehearsal._Rehearsal(Downpour(), 10, SGD(0.1))
+    cluster.run()
+    assert (cluster._between == 5).all()  # the number of the last step: two to warm up, four that count
+    assert cluster._between.nbytes >= 1 << 23

@@ -267,6 +267,20 @@ def test_what_wraps_the_optimizer_takes_its_time_in_each_step_but_of_a_process_a
     assert taken == pytest.approx([1.2e-3, 1.2e-3, 1e-3], rel=1e-6)
 
 
+def test_who_sends_gradients_collects_each():
+    costs = Costs(step=1e-3, collect_s=2e-4, reduce_s=lambda ranks: 0.0, **FREE)
+    layouts = {
+        Ranks(algorithm=Downpour(), workers=1): 1.2e-3,
+        Ranks(algorithm=Steady(every=3), workers=2): 1.2e-3,
+        Ranks(algorithm=EASGD(every=3), workers=2): 1e-3,  # each worker steps by itself
+        Ranks(algorithm=EASGD(every=3), workers=1, group_size=2): 1.2e-3,
+        Ranks.of(Steady(), 2, servers=0): 1.2e-3,
+        Ranks.of(Steady(), 1, servers=0): 1e-3,
+    }
+    taken = [ranks.training / simulate(ranks, costs).batches_per_s for ranks in layouts]
+    assert taken == pytest.approx([*layouts.values()], rel=1e-6)
+
+
 def test_a_lag_hides_no_work_from_the_cores():
     costs = Costs(step=0.1, commit=0.05, handle=0.02, **FREE)
     hidden = simulate(Ranks(algorithm=Downpour(lag=1), workers=1), costs)

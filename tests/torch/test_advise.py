@@ -96,16 +96,18 @@ def test_a_planted_underflow_is_named():
     assert np.mean(np.float16(np.float32(scale) * gradient) == 0) < 0.05
 
 
-def test_the_optimizer_is_timed_in_a_step_of_the_loop(monkeypatch):
+def test_the_parts_of_a_step_are_timed_in_the_loop(monkeypatch):
     model, loader, optimizer = training()
     one, other = TorchProbed(model, loss, loader, optimizer), copy.deepcopy(model)
-    clock = iter([1.0, 1.25])
+    clock = iter([1.0, 1.25, 1.75])
     monkeypatch.setattr("nnlo_torch._advise.time.perf_counter", lambda: next(clock))
     batch = one.read(16)
-    assert one.optimizer_s(batch) == 0.25
+    assert one.step_parts(batch) == (0.25, 0.5)
     reference = torch.optim.Adam(other.parameters(), lr=1e-3)
     loss(other(batch[0]), batch[1]).backward()
     reference.step()
+    for copied, its in zip(one._collected, other.parameters(), strict=True):
+        assert torch.equal(copied, its.grad)
     for mine, its in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, its)
 
