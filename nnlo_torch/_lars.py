@@ -11,12 +11,10 @@ import torch
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import is_number
 from nnlo_torch._compat import stepped
+from nnlo_torch._stretches import decouples
 from nnlo_torch._wrapper import refuse
 
 __all__ = ["LARC", "LARS"]
-
-#: Optimizers whose weight decay is no part of the gradient: it stays with them.
-_DECOUPLED = (torch.optim.AdamW,)
 
 
 def has_direction(parameter: torch.Tensor) -> bool:
@@ -33,9 +31,10 @@ class LARS(torch.optim.Optimizer):
         r (g + weight_decay x)    with    r = trust |x| / (|g| + weight_decay |x| + epsilon)
 
     (You et al. 2017, arXiv:1708.03888), with the weight decay of your optimizer, which then adds none itself
-    (AdamW does, as its decay is no part of the gradient). Biases and the parameters of norms keep their
-    gradients, and so does a parameter whose norm or whose gradient's norm is 0. Warm the learning rate up
-    over the first epochs, and wrap LARS in the algorithm: it acts where your optimizer runs.
+    (AdamW does, as do others with a decoupled decay: it is no part of the gradient). Biases and the
+    parameters of norms keep their gradients, and so does a parameter whose norm or whose gradient's norm is
+    0. Warm the learning rate up over the first epochs, and wrap LARS in the algorithm: it acts where your
+    optimizer runs.
 
         optimizer = nnlo_torch.Synchronous(torch.optim.SGD(model.parameters(), lr=0.1))
         optimizer = nnlo_torch.Synchronous(nnlo_torch.LARS(torch.optim.SGD(model.parameters(), lr=8)))
@@ -92,12 +91,12 @@ class LARS(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         kept: list[tuple[dict[str, Any], float]] = []
-        decoupled = isinstance(self.optimizer, _DECOUPLED)
         for group in self.param_groups:
-            decay = 0.0 if decoupled else float(group.get("weight_decay") or 0.0)
+            decay = 0.0 if decouples(self.optimizer, group) else float(group.get("weight_decay") or 0.0)
+            sign = -1.0 if group.get("maximize") else 1.0
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._scale(parameter, parameter.grad, decay, group["lr"])
+                    self._scale(parameter, parameter.grad, decay, sign, group["lr"])
             if decay:
                 kept.append((group, group["weight_decay"]))
                 group["weight_decay"] = 0.0
@@ -108,10 +107,12 @@ class LARS(torch.optim.Optimizer):
                 group["weight_decay"] = own
         return loss
 
-    def _scale(self, parameter: torch.Tensor, gradient: torch.Tensor, decay: float, rate: Any) -> None:
+    def _scale(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, decay: float, sign: float, rate: Any
+    ) -> None:
         if not self.adapts(parameter):
             if decay:
-                gradient.add_(parameter, alpha=decay)
+                gradient.add_(parameter, alpha=sign * decay)
             return
         length, slope = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(gradient)
         ratio = self.trust * length / (slope + decay * length + self.epsilon)
@@ -120,7 +121,7 @@ class LARS(torch.optim.Optimizer):
         still = (length == 0) | (slope == 0)
         if decay:
             # Without a direction there is no decay either, as in the core's LARS.
-            gradient.add_(torch.where(still, 0.0, 1.0) * parameter, alpha=decay)
+            gradient.add_(torch.where(still, 0.0, 1.0) * parameter, alpha=sign * decay)
         gradient.mul_(torch.where(still, torch.ones_like(ratio), ratio))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -143,6 +144,12 @@ class LARS(torch.optim.Optimizer):
         """Load a state of your optimizer."""
         self.optimizer.load_state_dict(state_dict)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("optimizer", "trust", "epsilon", "adapts")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        LARS.__init__(self, **state)
 
 
 class LARC(LARS):

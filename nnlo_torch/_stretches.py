@@ -121,7 +121,7 @@ class Stretches:
         self._marks = flat_model.marks[mine] - place.start
         self._all = np.ones(len(mine), bool)
         self._tensors = [tensors[index] for index in mine]
-        self._runs: list[tuple[dict[str, Any], range]] | None = None
+        self._runs: list[tuple[int, range]] | None = None
         self._kept: torch.Tensor | None = None  # the last of the views that the optimizer's state consists of
         self._steps = 0
 
@@ -137,7 +137,8 @@ class Stretches:
         if self._runs is None:
             self._runs = self._groups_in_order()
         found = []
-        for group, indices in self._runs:
+        for number, indices in self._runs:
+            group = self._optimizer.param_groups[number]  # loading a state replaces it
             for first, last in _present_runs(present, indices):
                 place = slice(self._segments[first].start, self._segments[last].stop)
                 found.append(_stretch(self._optimizer, group, place))
@@ -176,13 +177,14 @@ class Stretches:
             if "step" in own:
                 own["step"].fill_(float(self._steps))
 
-    def _groups_in_order(self) -> list[tuple[dict[str, Any], range]]:
-        """Return each group with the indices of its parameters, which follow each other."""
-        owners = {id(one): group for group in self._optimizer.param_groups for one in group["params"]}
-        found: list[tuple[dict[str, Any], range]] = []
+    def _groups_in_order(self) -> list[tuple[int, range]]:
+        """Return the number of each group with the indices of its parameters, which follow each other."""
+        groups = enumerate(self._optimizer.param_groups)
+        owners = {id(one): number for number, group in groups for one in group["params"]}
+        found: list[tuple[int, range]] = []
         for index, tensor in enumerate(self._tensors):
             group = owners[id(tensor)]
-            if found and found[-1][0] is group:
+            if found and found[-1][0] == group:
                 found[-1] = group, range(found[-1][1].start, index + 1)
             else:
                 found.append((group, range(index, index + 1)))
@@ -260,10 +262,14 @@ def _present_runs(present: Any, indices: range) -> Iterator[tuple[int, int]]:
             yield found[0], found[-1]
 
 
+def decouples(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Return whether a group's weight decay is no part of its gradient."""
+    return isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+
+
 def _stretch(optimizer: torch.optim.Optimizer, group: dict[str, Any], place: slice) -> Stretch:
     adaptive = not isinstance(optimizer, torch.optim.SGD)
     beta1, beta2 = map(float, group["betas"]) if adaptive else (float(group["momentum"]), 0.0)
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
     return Stretch(
         place=place,
         learning_rate=float(group["lr"]),
@@ -272,6 +278,6 @@ def _stretch(optimizer: torch.optim.Optimizer, group: dict[str, Any], place: sli
         beta2=beta2,
         epsilon=float(group.get("eps", 0.0)),
         weight_decay=float(group["weight_decay"]),
-        decoupled=decoupled,
+        decoupled=decouples(optimizer, group),
         maximize=bool(group["maximize"]),
     )

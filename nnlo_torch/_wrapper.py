@@ -553,6 +553,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.optimizer.state_dict()  # which brings what is counted elsewhere into its state
         kept = ("optimizer", "algorithm", "local", "weight")
         return {name: getattr(self, name) for name in kept}
 

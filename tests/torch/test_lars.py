@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -96,6 +99,50 @@ def test_adamw_keeps_its_decay():
     nt.LARS(torch.optim.AdamW([other], lr=0.1, weight_decay=0.5), epsilon=0.0).step()
     # Adam's first step does not depend on the gradient's length.
     assert torch.allclose(one, other, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.optim.SGD(x, lr=1.0, weight_decay=0.1),
+        lambda x: torch.optim.SGD(x, lr=1.0, weight_decay=0.1, maximize=True),
+        lambda x: torch.optim.AdamW(x, lr=0.1, weight_decay=0.1),
+        *(
+            partial(make, lr=0.1, weight_decay=0.1, decoupled_weight_decay=True)
+            for make in (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
+            if "decoupled_weight_decay" in inspect.signature(make).parameters
+        ),
+    ],
+)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_weights_decay_whatever_the_kind_of_decay(make, ndim):
+    plain, wrapped = (torch.nn.Parameter(torch.full((1,) * ndim, 3.0)) for _ in range(2))
+    for x in (plain, wrapped):
+        x.grad = torch.full_like(x, 1e-3 if ndim > 1 else 0.0)
+    one = make([plain])
+    one.step()
+    nt.LARS(make([wrapped]), trust=1.0).step()
+    assert wrapped.item() < 3
+    if ndim == 1:  # what has no direction has the decay of the optimizer
+        assert wrapped.item() == plain.item()
+
+
+@pytest.mark.parametrize("kind", [nt.LARS, nt.LARC])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("wrap", [lambda one: one, nt.Downpour])
+def test_a_copy_steps_as_it_does(kind, copied, wrap):
+    x = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    optimizer = wrap(kind(torch.optim.SGD([x], lr=1.0, momentum=0.9), trust=0.1))
+    for step in range(3):
+        x.grad = torch.full_like(x, 1.0 + step)
+        twin = copied(optimizer)
+        (other,) = twin.param_groups[0]["params"]
+        other.grad = x.grad.clone()
+        for one in (optimizer, twin):
+            one.step()
+        assert other is not x
+        assert torch.equal(x, other)
+        assert not torch.equal(x, torch.tensor([[3.0, 4.0]]))
 
 
 def test_all_parameters_are_scaled_if_asked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import numpy as np
@@ -301,6 +302,52 @@ def test_another_number_of_workers_resumes_with_the_momentum(tmp_path, after):
     assert set(state[0]) == {"step", "exp_avg", "exp_avg_sq"}
     assert float(state[0]["step"]) > EPOCHS * SIZE / BATCH
     assert float(state[0]["exp_avg_sq"].abs().max()) > 0
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("options", [{}, {"servers": 0}], ids=str)
+def test_schedules_are_obeyed_after_a_state_was_loaded(name, options):
+    def program(world):
+        torch.set_num_threads(1)
+        model, data = model_of(), Numbered()
+        optimizer = nt.Steady(plain(model, name), world=world, **options)
+        sampler = nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
+        loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
+        optimizer.load_state_dict(optimizer.state_dict())
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+        optimizer.close()
+        return model
+
+    with MemoryCluster(3) as cluster:
+        for model in cluster.run(program, timeout_s=60):
+            assert torch.equal(model.weight, model_of().weight)
+
+
+@pytest.mark.parametrize("options", [{}, {"servers": 0}], ids=str)
+def test_a_copy_knows_how_often_its_optimizer_has_stepped(options):
+    def program(world):
+        torch.set_num_threads(1)
+        model, data = model_of(), Numbered()
+        optimizer = nt.Steady(plain(model, "adam"), world=world, **options)
+        sampler = nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
+        for x, y, _ in torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler):
+            optimizer.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+        optimizer.close()
+        steps = [float(one["step"]) for one in copy.deepcopy(optimizer).state.values()]
+        return optimizer.role, steps, optimizer.report().steps
+
+    with MemoryCluster(3) as cluster:
+        role, steps, _ = cluster.run(program, timeout_s=60)[0]
+    assert role in ("server 0", "lead")
+    assert len(steps) == 2
+    assert min(steps) == max(steps) > 2
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
