@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -54,10 +55,12 @@ _ARRAY = "an array of numpy"
 
 
 def packed(tree: Mapping[str, Any]) -> bytes:
-    """Serialize a tree of numbers, strings, tensors and arrays with `torch.save`."""
-    file = io.BytesIO()
-    torch.save(_without_arrays(tree), file)
-    return file.getvalue()
+    """Serialize a tree of numbers, strings, tensors and arrays with `torch.save`.
+
+    Raises:
+        ConfigurationError: something else is in it, which could not be read again without running code.
+    """
+    return _saved(_without_arrays(tree, ""))
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
@@ -152,24 +155,55 @@ def _parameters(
     return [pair for one in optimizers for pair in named_parameters(one, modules)]
 
 
-def _without_arrays(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+# What `torch.load` takes without being told, besides lists, tuples and dictionaries of it.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, torch.Size)
+# Dictionaries that keep their type; another kind becomes a plain one.
+_DICTIONARIES = (OrderedDict, Counter)
+
+
+def _without_arrays(value: Any, place: str) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return {_ARRAY: torch.from_numpy(value.copy())}
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (list, tuple):
-        return type(value)(_without_arrays(item) for item in value)
-    return {key: _without_arrays(item) for key, item in value.items()} if type(value) is dict else value
+    if kind in (list, tuple):
+        return kind(_without_arrays(item, f"{place}[{number}]") for number, item in enumerate(value))
+    if isinstance(value, Mapping):
+        make = kind if kind in _DICTIONARIES else dict
+        found = {
+            _without_arrays(key, f"a key of {place}"): _without_arrays(
+                item, f"{place}[{key!r}]" if place else str(key)
+            )
+            for key, item in value.items()
+        }
+        return found if make is dict else make(found)
+    try:  # the script may have told torch which of its types are safe
+        torch.load(io.BytesIO(_saved(value)), weights_only=True)
+    except Exception as error:  # pickle and torch raise errors of many types
+        raise ConfigurationError(
+            f"{place} is a {kind.__name__}, which a checkpoint cannot save and read again without "
+            "running code; use numbers, strings, lists, dictionaries, tensors or arrays of numbers"
+        ) from error
+    return value
+
+
+def _saved(tree: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(tree, file)
+    return file.getvalue()
 
 
 def _with_arrays(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_with_arrays(item) for item in value)
-    if type(value) is not dict:
+    if type(value) not in (dict, *_DICTIONARIES):
         return value
     if value.keys() == {_ARRAY}:
         return value[_ARRAY].numpy()
-    return {key: _with_arrays(item) for key, item in value.items()}
+    return type(value)({key: _with_arrays(item) for key, item in value.items()})
 
 
 _Batch = TypeVar("_Batch")
@@ -270,6 +304,7 @@ class Checkpoint:
         self._ahead = self._of_batches = False  # the loader prefetches; the sampler yields batches
         self._first_epoch: int | None = None  # set on resuming with another number of workers
         self._saved: Mapping[str, Any] | None = None  # loaded state, applied when batches begin
+        self._random_began: dict[str, Any] | None = None  # random states at the begin of the epoch
 
     def epochs(self, count: int) -> Iterator[int]:
         """Loop over epochs, beginning with that of the newest checkpoint; call it on all ranks.
@@ -283,6 +318,7 @@ class Checkpoint:
         with self._manager.interrupts:
             self._manager.resume()
             self._manager.say_resumed(self._epoch, count)
+            packed({"also": self._also_states()})  # refuses what cannot be saved before it would be
             try:
                 while self._epoch < count and not self._optimizer.stopped:
                     yield self._epoch
@@ -313,17 +349,22 @@ class Checkpoint:
             elif self._first_epoch is not None:
                 self._sampler.set_epoch(self._first_epoch)
         self._first_epoch = None
+        if self._sampler is None:  # the loader may draw its order
+            if saved is not None and self._was_inside and saved.get("began") is not None:
+                load_random(saved["began"])
+            self._random_began = random_states()
         iterator = iter(loader)
         if saved is not None:
             if self._sampler is None:
                 self._begun = True
-                list(islice(iterator, self._batch))
-                self._optimizer._step_weights.forget()
+                with self._optimizer._joint.skipping():
+                    list(islice(iterator, self._batch))
             if self._was_inside:
                 load_random(saved["random"])  # after the loader has drawn its seed
         while True:
             self._manager.look_around(self._batch)
             self._begun = True
+            self._manager.score(None)  # it was that of the model before what follows
             batch: Any = next(iterator, _END)
             if batch is _END:
                 self._manager.leave_if_told()
@@ -370,11 +411,15 @@ class Checkpoint:
             "modules": saved_modules(self._modules(), parameters=team is None),
             **first,
             **({"others": others} if others else {}),
-            "also": {name: _state(one) for name, one in self._also.items()},
+            "also": self._also_states(),
             "sampler": None if self._sampler is None else self._sampler_state(self._sampler),
             "random": random_states(),
+            "began": self._random_began if self._inside else None,
             "position": [self._epoch, self._batch, self._samples, self._inside],
         }
+
+    def _also_states(self) -> dict[str, Any]:
+        return {name: _state(one) for name, one in self._also.items()}
 
     def _of_wrapper(self, one: Wrapper) -> dict[str, Any]:
         with_center = one.serves and one.algorithm.optimizer_runs == "center"
@@ -505,6 +550,8 @@ class Checkpoint:
             check_place_in_data(tree["sampler"])
         if not anew:
             check_random(tree["random"])
+            if tree.get("began") is not None:
+                check_random(tree["began"])
 
     def _load_also(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._also.keys():

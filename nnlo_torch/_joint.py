@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class JointTraining:
         reported: whether a `Report` was made.
         pass_size: the number of samples in a pass, as the last sampler has told; 0: unknown.
         largest_step: the most samples that a step has had.
+        skips: the loop comes back to where it was saved, so its batches do not count.
         end: ends the training for another one (collective).
         forget_end: cancels the call of `close` at the script's end.
         forget_saves: ends the watch over `torch.save`.
@@ -100,12 +102,21 @@ class JointTraining:
         self.at_end: list[Callable[[], object]] = []
         self.at_taking_over: list[Callable[[str], object]] = []
         self.scores: dict[str, float] = {}
-        self.reported = False
+        self.reported = self.skips = False
         self.pass_size = self.largest_step = 0.0
         self.step_weights = StepWeights()
         self.end: Callable[[], None] = lambda: None
         self.forget_end: Callable[[], None] = lambda: None
         self.forget_saves: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def skipping(self) -> Iterator[None]:
+        """Count no batches in a block."""
+        self.skips = True
+        try:
+            yield
+        finally:
+            self.skips = False
 
     @property
     def stopping(self) -> bool:

@@ -186,15 +186,17 @@ class Participation:
         if self._team is not None and self._epochs_begun == 1:
             warn_of_same_data(self._team, batches)
         self._looping = True
-        before, sizes = self._samples, [0.0]
+        sizes = [0.0]
         try:
             for _ in self.passes(0, lambda: sizes[0]) if _can_repeat(batches) else (0,):
                 held: list[int] = []  # samples of the batches that the loop has not come to
+                given = 0
                 for batch in read(batches):
                     if self.ended or (sizes[0] and self.made(sizes[0])):
                         break
                     found = counted(batch) if samples is None else samples(batch)
                     held.append(0 if self._repeats else 1 if found is None else found)
+                    given += held[-1]
                     self._repeats = False
                     if len(held) > ahead:
                         self._count(held.pop(0))
@@ -202,7 +204,7 @@ class Participation:
                 for number in held:
                     self._count(number)
                 # Each worker has about as many samples in a pass.
-                sizes[0] = sizes[0] or float(self._samples - before) * self.share[1]
+                sizes[0] = sizes[0] or float(given) * self.share[1]
         finally:
             self._looping = False
 
@@ -270,6 +272,8 @@ class Participation:
         return take
 
     def _count(self, samples: int, draws: Draws | None = None) -> None:
+        if self._joint.skips:
+            return
         self._samples += samples
         if self._team is not None:
             self._team.take(samples)

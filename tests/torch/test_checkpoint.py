@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -466,6 +468,54 @@ def test_what_cannot_be_saved_is_refused_before_the_training(tmp_path):
         train(tmp_path, also={"number": 3})
 
 
+class Window:
+    """What a script may want to save."""
+
+    def __init__(self, last):
+        self.last = last
+
+    def state_dict(self):
+        return {"last": self.last}
+
+    def load_state_dict(self, state):
+        self.last = state["last"]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [deque([1.0]), [Path("a")], {"x": lambda: 0}, np.array([None]), threading.Lock()],
+    ids=lambda last: type(last).__name__,
+)
+def test_what_could_not_be_read_again_is_refused_before_the_training(tmp_path, last):
+    begun = []
+    with pytest.raises(ConfigurationError, match=r"also\['window'\]\['last'\].* is a .*without running code"):
+        begun += train(tmp_path, also={"window": Window(last)})
+    assert not begun
+    assert not [*tmp_path.glob("checkpoint-*")]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        defaultdict(float, {"a": 1.0}),
+        OrderedDict(a=np.arange(3.0)),
+        Counter("aab"),
+        {"a": {np.int64(3): np.float32(0.5)}},
+        (torch.Size([2]), torch.float16, 1j, b"x", True, None),
+    ],
+    ids=lambda last: type(last).__name__,
+)
+def test_what_can_be_saved_comes_back(tmp_path, last):
+    train(tmp_path, also={"window": Window(last)})
+    again = Window(None)
+    train(tmp_path, also={"window": again}, epochs=2)
+    assert type(again.last) is (dict if type(last) is defaultdict else type(last))
+    if type(last) is OrderedDict:
+        assert again.last["a"].tolist() == [0, 1, 2]
+    else:
+        assert again.last == last
+
+
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     train(tmp_path, epochs=3)
     (tmp_path / "checkpoint-000003" / "rank0.pt").write_bytes(b"")
@@ -480,6 +530,71 @@ def test_the_best_is_kept(tmp_path):
         checkpoint.score([3.0, 1.0, 2.0, 4.0][epoch])
     scores = [json.loads(path.read_text())["score"] for path in sorted(tmp_path.glob("*/manifest.json"))]
     assert scores == [1.0, 4.0]
+
+
+@pytest.mark.parametrize(("batches", "epochs"), [(1, 1), (1, 0), (2, 2)])
+def test_a_score_is_that_of_the_weights_it_was_given_for(tmp_path, batches, epochs):
+    model = torch.nn.Linear(1, 1)
+    optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.ones(5, 1)
+    loader = torch.utils.data.DataLoader(data, sampler=nt.ShardSampler(data))
+    checkpoint = nt.Checkpoint(tmp_path, optimizer, batches=batches, epochs=epochs, keep=1)
+    scored = {}
+    for epoch in checkpoint.epochs(4):
+        for x in checkpoint.batches(loader):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        score = [0.3, 0.1, 0.5, 0.6][epoch]
+        scored[score] = model.weight.item()
+        checkpoint.score(score)
+    kept = {}
+    for path in tmp_path.glob("*/manifest.json"):
+        score = json.loads(path.read_text())["score"]
+        if score is not None:
+            (saved,) = unpacked((path.parent / "rank0.pt").read_bytes())["modules"]
+            kept[score] = saved["weight"].item()
+    assert kept.items() <= scored.items()
+    assert (0.1 in kept) == bool(epochs)
+
+
+class Stop(Exception):
+    """Ends a training."""
+
+
+@pytest.mark.parametrize("stop", [None, *range(1, 12, 2)])
+@pytest.mark.parametrize(
+    "wraps", [lambda optimizer, loader: loader, lambda optimizer, loader: optimizer.epoch(loader)]
+)
+def test_a_loader_that_draws_its_order_goes_on_in_it(tmp_path, stop, wraps):
+    def trained(folder, stop=None):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=1e-3))
+        data = torch.arange(12.0).reshape(12, 1)
+        loader = torch.utils.data.DataLoader(data, batch_size=3, shuffle=True)
+        checkpoint = nt.Checkpoint(folder, optimizer, batches=1)
+        seen = []
+        try:
+            for epoch in checkpoint.epochs(3):
+                for x in checkpoint.batches(wraps(optimizer, loader)):
+                    if len(seen) == stop:
+                        raise Stop
+                    seen.append((epoch, x.flatten().tolist()))
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+        except Stop:
+            pass
+        report = optimizer.report()
+        return seen, model.weight.item(), (report.steps, report.samples)
+
+    whole, weight, counts = trained(tmp_path / "whole")
+    before = trained(tmp_path / "run", stop)[0] if stop else []
+    torch.manual_seed(9)
+    torch.rand(3)
+    after, *found = trained(tmp_path / "run")
+    assert (before + after, *found) == (whole, weight, counts)
 
 
 def test_a_tree_of_tensors_and_arrays_comes_back(tmp_path):

@@ -314,8 +314,8 @@ class CheckpointManager:
         self._save_now(last=last, between=True)
         self._last_s = time.monotonic()
 
-    def score(self, value: float) -> None:
-        """Set the model's score for the next checkpoint."""
+    def score(self, value: float | None) -> None:
+        """Set the model's score for the next checkpoint; None: it has none."""
         self._saving.score = value
 
     def count_batches_from(self, batch: int) -> None:
