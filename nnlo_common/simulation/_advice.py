@@ -168,6 +168,7 @@ class Advice:
             within if facts.one_host else min(copies, _NETWORK),
         )
         got = self._got
+
         def shared_s(ranks: int) -> float:
             """Return what a sum in memory takes that all ranks of a host see."""
             passes = min(ranks, 3)  # there, and of a few ranks to add up; of more to add a part, and back
