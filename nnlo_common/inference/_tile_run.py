@@ -512,14 +512,16 @@ class _TileWork:
         sums = _PieceSums(item, region)
         tiles = [*run.tiling.tiles_of(region)]
         known = {place: self._tried.pop(place) for place, _ in tiles if item == 0 and place in self._tried}
-        missing = [one for one in tiles if one[0] not in known and (item, one[0]) not in self._kept]
+        ready = dict(known)
+        # Taken now: what is kept from this piece on may drop what it needs.
+        ready |= {place: self._kept[item, place] for place, _ in tiles if (item, place) in self._kept}
+        missing = [one for one in tiles if one[0] not in ready]
         data = None
         if missing:
             data = self._reading.get(piece)
             if (then := following()) is not None:
                 self._reading.get(piece, then=[then])
         origin = run.input_of(piece)[1]
-        fresh = dict(known)
         if known:
             run.options.watch.batch(len(known))
         under_way: tuple[list[Any], Any] | None = None
@@ -527,11 +529,11 @@ class _TileWork:
             assert data is not None
             handles = run.begin([data[(slice(None), *_within(tile.region, origin))] for _, tile in batch])
             if under_way is not None:
-                self._take(*under_way, fresh, sums)
+                self._take(*under_way, ready, sums)
             under_way = batch, handles
             yield
         if under_way is not None:
-            self._take(*under_way, fresh, sums)
+            self._take(*under_way, ready, sums)
         if run.options.blend == "crop":
             for place, tile in tiles:
                 if place in known:
@@ -539,7 +541,7 @@ class _TileWork:
         else:
             # In the order of the tiles, so that it does not matter which of them were kept.
             for place, tile in tiles:
-                outputs = fresh.pop(place, None) or self._kept[item, place]
+                outputs = ready.pop(place)
                 self._add(sums, tile, outputs)
                 self._keep(piece, (item, place), tile, outputs)
         self._finish(piece, sums)
@@ -557,7 +559,7 @@ class _TileWork:
     def _read(self, piece: int) -> npt.NDArray[Any]:
         return self._run.volume.read(*self._run.input_of(piece))
 
-    def _take(self, batch: list[Any], handles: Any, fresh: dict[Any, Named], sums: _PieceSums) -> None:
+    def _take(self, batch: list[Any], handles: Any, ready: dict[Any, Named], sums: _PieceSums) -> None:
         """Take the outputs of a batch; cropped tiles are put into their places at once."""
         outputs = self._run.outputs(handles, batch[0][1].shape, len(batch))
         for at, (place, tile) in enumerate(batch):
@@ -565,7 +567,7 @@ class _TileWork:
             if self._run.options.blend == "crop":
                 self._add(sums, tile, one)
             else:
-                fresh[place] = one
+                ready[place] = one
         self._run.options.watch.batch(len(batch))
 
     def _add(self, sums: _PieceSums, tile: Tile, outputs: Named) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
-from nnlo_common.inference import TileOptions, infer_over_tiles
+from nnlo_common.inference import TileOptions, _tile_run, infer_over_tiles
 from nnlo_common.inference._receptive_field import measured_field
 from nnlo_common.inference._tile_plan import planned_tiles
 from nnlo_common.inference._tile_run import TileRun, _batches, run_of
@@ -145,6 +145,15 @@ def test_ranks_give_the_bits_of_one_process(size, blend):
     alone = tiled(data, blend=blend, tile=10).outputs
     for one in on_ranks(size, lambda world: tiled(data, world=world, blend=blend, tile=10)):
         np.testing.assert_array_equal(one.outputs, alone)
+
+
+@pytest.mark.parametrize("kept", [0, 400, 1200])  # a tile has 400 bytes
+def test_tiles_that_are_not_kept_for_long_are_there_for_their_piece(kept, monkeypatch):
+    data = DRAW.standard_normal((40, 23)).astype("f4")
+    alone = tiled(data, blend="gaussian", tile=10).outputs
+    monkeypatch.setattr(_tile_run, "_LARGEST_BLENDED", 1)  # pieces of one tile
+    monkeypatch.setattr(_tile_run, "_KEPT_BYTES", kept)
+    np.testing.assert_array_equal(tiled(data, blend="gaussian", tile=10).outputs, alone)
 
 
 def test_strides_are_respected():
