@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.inference._rows import BatchModel
 from nnlo_common.inference._structure import named_arrays
 
-__all__ = ["ReceptiveField", "check_fits", "measured_field"]
+__all__ = ["ReceptiveField", "check_fits", "measured_field", "measured_period"]
 
 _DRAWS, _VALUES = 2, 32  # a ReLU or a maximum may hide a path for one input: so often, and for so many values
 _LARGE = 4.0  # changed values are larger than others, so that they are the maximum at times
@@ -28,6 +29,7 @@ _UNALIGNED = 8  # positions that are changed where no period is found
 _SIZES = (64, 128, 256, 512)
 _SIDES = (16, 32, 64)  # along the axes that are not looked at: the smallest that the model takes
 _MOST_NUMBERS = 2**24
+_FEW_VOXELS = 2**12  # where a tile has fewer, a period is looked for in inputs of so many
 _CLOSE = 1e-4  # of the largest output
 _ROUNDING = 3e-6  # of the largest output
 
@@ -82,6 +84,27 @@ def measured_field(
     return ReceptiveField(before, after, period)
 
 
+def measured_period(
+    compute: BatchModel, channels: int, dtype: Any, axes: int, tile: Sequence[int]
+) -> ReceptiveField:
+    """Measure the period alone, from inputs hardly larger than a tile, and leave the reach unknown.
+
+    A margin given by hand may be for want of memory, or as the reach is unbounded. No period is found where
+    moving the input changes all outputs.
+
+    Args:
+        compute: the model, of batches (samples, channels, ...).
+        channels: of its input.
+        dtype: of its input.
+        axes: the number of axes besides.
+        tile: the shape of a tile.
+    """
+    period = [
+        _Probe(compute, channels, dtype, axes=axes, axis=axis, tile=tile).period() for axis in range(axes)
+    ]
+    return ReceptiveField((None,) * axes, (None,) * axes, tuple(period))
+
+
 class _Probe:
     """A measurement along one axis."""
 
@@ -113,6 +136,18 @@ class _Probe:
             f"the model takes none of the tiles tried to measure its receptive field, such as {problems[0]}; "
             "give the margin by hand"
         )
+
+    def period(self) -> int | None:
+        """Return its period; the tile itself is taken where the model takes nothing else, as it is slower."""
+        most = max(math.prod(self._tile or ()), _FEW_VOXELS)
+        for side in self._sides():
+            sizes = (side[self._axis],) if side is self._tile else _SIZES
+            shapes = [shape for size in sizes if math.prod(shape := self._shape(side, size)) <= most]
+            with suppress(Exception):  # a size that the model does not take
+                found = (self._period(shape) for shape in shapes)
+                if shapes:
+                    return next((one for one in found if one is not None), None)
+        return None
 
     def _sides(self) -> Iterator[Sequence[int]]:
         for side in _SIDES:
@@ -165,13 +200,16 @@ class _Probe:
         longer = list(shape)
         longer[self._axis] += _LARGEST_PERIOD
         whole = self._noise(tuple(longer))
+        # What comes in stands out, so that no step is taken for a period where an output sees everything.
+        self._window(whole, size, _LARGEST_PERIOD)[...] = whole.max()
         first = self._outputs(self._window(whole, 0, size))
         scale = float(np.abs(first).max(initial=0)) * _CLOSE
-        middle, few = size // 2, 8
-        for step in range(1, _LARGEST_PERIOD + 1):
+        few = min(8, size // 2)
+        for step in range(1, min(_LARGEST_PERIOD, size - few) + 1):
             moved = self._outputs(self._window(whole, step, size))
-            one = self._window(first, middle, few)
-            other = self._window(moved, middle - step, few)
+            at = (size + step - few) // 2  # as far from both ends in both
+            one = self._window(first, at, few)
+            other = self._window(moved, at - step, few)
             if float(np.abs(one - other).max(initial=0)) <= scale:
                 return step
         return None

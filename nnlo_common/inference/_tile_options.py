@@ -47,7 +47,8 @@ class TileOptions(ResultOptions):
         overlap: what neighbours blend; None: a quarter of a tile, or nothing where they are cropped.
         blend: "crop": each voxel is from one tile; "linear" or "gaussian": neighbours share `overlap`
             voxels, and their mean is weighted so.
-        multiple: tiles begin at multiples of it; None: the network's stride, as measured.
+        multiple: tiles begin at multiples of it; None: the network's stride, as measured, or 1 where none is
+            found, as where each output depends on all of the volume.
         axes: a letter for each axis of the array: "c" for channels, "t" for volumes apart, others are cut
             into tiles; None: "yx", "zyx", "czyx" or "tczyx", by their number.
         dataset: its name in the file; None: the only one.

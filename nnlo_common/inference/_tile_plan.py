@@ -97,7 +97,7 @@ def planned_tiles(run: TileRun) -> TilePlan:
         pieces=run.pieces,
         looks=looks,
         margin=tiling.margin,
-        measured=run.field is not None,
+        measured=run.field is not None and run.options.margin is None,
         volume_bytes=math.prod(volume.shape) * volume.items * volume.voxel_bytes,
         read_bytes=read * volume.items,
         chunk_bytes=chunks * volume.items if volume.chunks is not None else None,

@@ -31,7 +31,12 @@ from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.data import Prefetch
 from nnlo_common.inference._object_run import MapRun, find_objects
 from nnlo_common.inference._pieces import Following
-from nnlo_common.inference._receptive_field import ReceptiveField, check_fits, measured_field
+from nnlo_common.inference._receptive_field import (
+    ReceptiveField,
+    check_fits,
+    measured_field,
+    measured_period,
+)
 from nnlo_common.inference._rows import BatchModel, sink_class, written
 from nnlo_common.inference._running import (
     PiecesOut,
@@ -92,7 +97,7 @@ class TileRun(MapRun):
         compute: the model, of batches (tiles, channels, ...).
         volume: to cut.
         options: of the job.
-        field: the receptive field, if it was measured.
+        field: the receptive field, or its period alone, if it was measured.
         even: pieces are to be whole chunks of a file.
 
     Attributes:
@@ -293,9 +298,11 @@ class TileRun(MapRun):
     def _margin(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the margin and the alignment for each axis: as given, else as measured."""
         options, axes = self.options, self.volume.spatial
-        if self.field is None:
-            margin = per_axis("margin", options.margin or 0, axes, 0)
-            return margin, per_axis("multiple", options.multiple or 1, axes, 1)
+        multiple = per_axis("multiple", options.multiple or 1, axes, 1)
+        if options.multiple is None and self.field is not None:
+            multiple = tuple(one or 1 for one in self.field.period)
+        if options.margin is not None or self.field is None:
+            return per_axis("margin", options.margin or 0, axes, 0), multiple
         found = self.field.margin
         if None in found:
             raise ConfigurationError(
@@ -304,10 +311,7 @@ class TileRun(MapRun):
                 "looked at. Tiles cannot give what the whole volume would; give a margin by hand, e.g. an "
                 "eighth of a tile"
             )
-        margin = tuple(one or 0 for one in found)
-        if options.multiple is not None:
-            return margin, per_axis("multiple", options.multiple, axes, 1)
-        return margin, tuple(one or 1 for one in self.field.period)
+        return tuple(one or 0 for one in found), multiple
 
     def tile_seconds(self) -> float:
         """Return how long the model takes for a tile, with its flips, in a batch as large as the job's."""
@@ -381,11 +385,12 @@ def run_of(
     with together(world):
         volume = opened_volume(data, options.dataset, options.axes, array)
         tile = tile_of(volume, options)
-        measures = options.margin is None and tile != volume.shape
+        measures = (options.margin is None or options.multiple is None) and tile != volume.shape
     field = None
     with together(world):
         if measures and (world is None or world.rank == 0):
-            field = measured_field(compute, volume.channels, volume.dtype, len(tile), tile)
+            measured = measured_field if options.margin is None else measured_period
+            field = measured(compute, volume.channels, volume.dtype, len(tile), tile)
     if measures and world is not None:
         told = None if field is None else [field.before, field.after, field.period]
         field = ReceptiveField(*map(tuple, json.loads(world.gather_text(json.dumps(told), patient=True)[0])))

@@ -32,7 +32,8 @@ class Same:
 
 
 def found(data, path, world=None, model=None, **options):
-    options = {"tile": 6, "margin": 0, "objects": "label", "overwrite": world is None, **options}
+    options = {"tile": 6, "margin": 0, "multiple": 1, "objects": "label", **options}
+    options.setdefault("overwrite", world is None)
     with no_new_threads() if world is None else contextlib.nullcontext():
         return infer_over_tiles(model or Same(), data, path, TileOptions(**options), world=world, model="m")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nnlo_common import ConfigurationError
 from nnlo_common.inference import TileOptions, _tile_run, infer_over_tiles
-from nnlo_common.inference._receptive_field import measured_field
+from nnlo_common.inference._receptive_field import measured_field, measured_period
 from nnlo_common.inference._tile_plan import planned_tiles
 from nnlo_common.inference._tile_run import TileRun, _batches, run_of
 from nnlo_common.inference._tiles import Cut, Tile, Tiling, Volume, cuts_of, opened_volume
@@ -164,6 +164,39 @@ def test_strides_are_respected():
         np.testing.assert_array_equal(found.outputs[None], model.one(data.astype("f8")))
 
 
+@pytest.mark.parametrize("shape", [(64,), (44, 52), (20, 24, 28)])
+def test_strides_are_respected_where_the_margin_is_given(shape):
+    data = DRAW.standard_normal(shape).astype("f4")
+    model, options = Blur(pool=4), {"tile": 16, "axes": "zyx"[-len(shape) :]}
+    expected = model.one(data.astype("f8"))
+    for margin in (4, [5] * len(shape)):
+        np.testing.assert_array_equal(
+            tiled(data, model=model, margin=margin, **options).outputs[None], expected
+        )
+    every = on_ranks(3, lambda world: tiled(data, world=world, model=Blur(pool=4), margin=4, **options))
+    for one in every:
+        np.testing.assert_array_equal(one.outputs[None], expected)
+    calls = []
+    tiled(data, model=Blur(pool=4, calls=calls), margin=4, multiple=4, **options)
+    assert {call[2:] for call in calls} == {tuple(min(16, size) for size in shape)}, "nothing is measured"
+
+
+class Fixed(Blur):
+    """Takes one size of tiles only."""
+
+    def begin(self, batch):
+        if batch.shape[2:] != (16, 16):
+            raise ValueError("a size that it was not made for")
+        return super().begin(batch)
+
+
+def test_strides_of_a_model_that_takes_few_sizes_are_found():
+    data = DRAW.standard_normal((40, 48)).astype("f4")
+    model = Fixed(pool=4)
+    found = tiled(data, model=model, tile=16, margin=4)
+    np.testing.assert_array_equal(found.outputs[None], model.one(data.astype("f8")))
+
+
 @pytest.mark.parametrize(("before", "after", "pool"), [(0, 0, 1), (1, 1, 1), (3, 0, 1), (0, 5, 1), (1, 2, 4)])
 def test_the_receptive_field_is_measured(before, after, pool):
     found = measured_field(Blur(before, after, pool=pool), 2, "f4", 2)
@@ -217,6 +250,12 @@ def test_a_model_that_sees_everything_is_named():
     ):
         tiled(data, model=Global())
     assert tiled(data, model=Global(), margin=2).outputs.shape == (30, 40)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "u1"])
+@pytest.mark.parametrize("shape", [(9,), (40,), (16, 30), (24, 24, 24)])
+def test_a_model_that_sees_everything_has_no_period(shape, dtype):
+    assert measured_period(Global(), 1, dtype, len(shape), shape).period == (None,) * len(shape)
 
 
 def test_only_pieces_have_all_classes():
@@ -296,7 +335,7 @@ def read(path):
 def test_what_is_written_is_not_computed_again(blend, tmp_path):
     data = DRAW.standard_normal((60, 60)).astype("f4")
     path, calls = tmp_path / "y.npy", []
-    options = {"tile": 10, "margin": 1, "blend": blend}
+    options = {"tile": 10, "margin": 1, "multiple": 1, "blend": blend}
     alone = tiled(data, **options, model=Blur(calls=calls)).outputs
     every = len(calls)
     calls.clear()
@@ -326,7 +365,7 @@ def test_the_plan_is_what_happens(tmp_path):
         calls = []
 
         volume = opened_volume(tmp_path / "v.h5", None, None)
-        run = run_of(Blur(calls=calls), volume, TileOptions(tile=20, blend=blend, margin=2), None)
+        run = run_of(Blur(calls=calls), volume, TileOptions(tile=20, blend=blend, margin=2, multiple=1), None)
         plan = planned_tiles(run)
         volume.close()
         assert plan.chunk_bytes >= plan.read_bytes
@@ -334,7 +373,7 @@ def test_the_plan_is_what_happens(tmp_path):
         calls.clear()
         with h5py.File(tmp_path / "v.h5") as file:
             counting = Counting(file["raw"], None, "v")
-            tiled(counting, model=Blur(calls=calls), tile=20, blend=blend, margin=2)
+            tiled(counting, model=Blur(calls=calls), tile=20, blend=blend, margin=2, multiple=1)
         # The tile that is tried first is not computed again; two corners tell the volume from others.
         assert len(calls) == plan.looks
         assert sum(sorted(counting.reads)[2:]) * 4 == pytest.approx(plan.read_bytes, rel=0.2)
