@@ -250,6 +250,8 @@ class TileRun(MapRun):
             for name, one in named_arrays(self.compute.result(handle), "the model", count).items():
                 check_fits(name, one, shape)
                 full = one.reshape(count, -1, *shape)
+                if len(self.flips) > 1:  # whole numbers of few bits would overflow
+                    full = full.astype(_type_of_means(one), copy=False)
                 back = np.flip(full, self._axes(flip)) if flip else full
                 total[name] = total[name] + back if name in total else back
         if len(self.flips) > 1:
@@ -343,6 +345,8 @@ class TileRun(MapRun):
             }
             first = self.tried[tiles[0][0]]
             self.score_bytes = sum(one.nbytes for one in first.values()) // math.prod(tile.shape)
+            if self.options.blend != "crop":
+                first = {name: one.astype(_type_of_means(one)) for name, one in first.items()}
             written = self.written(dict(first), tile.region)
         except NNLOError:
             raise
@@ -361,6 +365,11 @@ class TileRun(MapRun):
 def _called(function: Any) -> Any:
     """Return what tells an option that may be a function from others."""
     return getattr(function, "__qualname__", type(function).__name__) if callable(function) else function
+
+
+def _type_of_means(array: npt.NDArray[Any]) -> np.dtype[Any]:
+    """Return the type in which outputs are added up."""
+    return np.result_type(array.dtype, np.float32)
 
 
 def tile_of(volume: Volume, options: TileOptions) -> tuple[int, ...]:
@@ -596,8 +605,7 @@ class _TileWork:
         sums.weights[here] += mask
         for name, one in outputs.items():
             if name not in sums.totals:
-                kind = np.result_type(one.dtype, np.float32)
-                sums.totals[name] = np.zeros((len(one), *shape), kind)
+                sums.totals[name] = np.zeros((len(one), *shape), _type_of_means(one))
             sums.totals[name][(slice(None), *here)] += one[(slice(None), *there)] * mask
 
     def _mask(self, tile: Tile) -> npt.NDArray[Any]:

@@ -276,6 +276,33 @@ def test_only_pieces_have_all_classes():
     np.testing.assert_array_equal(found, (Blur().one(data.astype("f8"))[0] > 0.5))
 
 
+class Typed(Blur):
+    """Outputs of another type."""
+
+    def __init__(self, dtype, **options):
+        self.dtype = dtype
+        super().__init__(**options)
+
+    def one(self, tile):
+        return super().one(tile).astype(self.dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean"), [("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("u1", "f4"), ("i4", "f8"), ("?", "f4")]
+)
+@pytest.mark.parametrize("reduce", [None, lambda y: y + y])
+def test_outputs_of_any_type_are_blended(dtype, mean, reduce):
+    data = DRAW.integers(0, 2, (30, 37)).astype("f4")
+    for blend in ("linear", "gaussian"):
+        found = tiled(data, model=Typed(dtype), tile=12, margin=1, blend=blend, reduce=reduce).outputs
+        expected = Typed(dtype).one(data.astype("f8"))[0].astype(mean)
+        assert found.dtype == mean
+        np.testing.assert_allclose(found, expected * (1 if reduce is None else 2), rtol=1e-5)
+    assert tiled(data, model=Typed(dtype), tile=12, margin=1).outputs.dtype == np.dtype(
+        dtype.replace("?", "u1")
+    )
+
+
 def test_flips_are_averaged():
     data = DRAW.standard_normal((20, 20)).astype("f4")
     model = Blur(before=2, after=0)
@@ -284,6 +311,16 @@ def test_flips_are_averaged():
         np.flip(model.one(np.flip(data, axes).astype("f8"))[0], axes) for axes in ((), (0,), (1,), (0, 1))
     ]
     np.testing.assert_allclose(found, np.mean(every, axis=0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "u1", "?"])
+def test_flips_of_any_type_are_averaged(dtype):
+    data = np.ones((20, 20), "f4")
+    model = Typed(dtype, channels=5)
+    found = tiled(data, model=model, flips="x", margin=2).outputs
+    every = [model.one(data.astype("f8")), np.flip(model.one(np.flip(data, 1).astype("f8")), 2)]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.mean(every, axis=0, dtype="f4"))
 
 
 def test_channels_and_volumes_apart():
