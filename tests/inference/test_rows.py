@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import signal
@@ -128,6 +129,18 @@ def test_outputs_have_the_names_of_their_structure(tmp_path):
     }
     np.testing.assert_array_equal(found["mass"], expected()[:, 0].astype("f2"))
     assert list(predicted(model=model).outputs) == ["mass", "kind/0", "kind/1"]
+
+
+@pytest.mark.parametrize("name", ["50%best.h5", "100%.h5", "%%b%d.h5", "a b#ü.h5"])
+def test_names_with_percent_signs_are_names(name, tmp_path):
+    pytest.importorskip("h5py")
+    predicted(tmp_path / name, model=Linear(lambda y: {"mass": y, "b%b/%%": y[:, 0]}))
+    found = content(tmp_path / name)
+    np.testing.assert_array_equal(found["mass"], expected())
+    np.testing.assert_array_equal(found["b%b/%%"], expected()[:, 0])
+    source = FileSource(str(tmp_path / glob.escape(name)), features=["mass", "b%b/%%"])
+    np.testing.assert_array_equal(source.take(0, ROWS)[0][0], expected())
+    source.close()
 
 
 def test_a_function_of_the_outputs_is_written():

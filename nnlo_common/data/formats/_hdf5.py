@@ -105,11 +105,12 @@ def _check_file(path: str, dataset: str, name: str) -> None:
 
 def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
     """Yield the file and the dataset of a source; of a pattern with `%b` all that there are, from 0."""
-    if "%b" not in name + inside:
-        yield name, inside
+    first = _block(name, 0), _block(inside, 0)
+    if first == (_block(name, 1), _block(inside, 1)):
+        yield first
         return
     for number in range(_MOST_BLOCKS):
-        file, dataset = name.replace("%b", str(number)), inside.replace("%b", str(number))
+        file, dataset = _block(name, number), _block(inside, number)
         place = path if file == "." else str(Path(path).parent / file)
         if not Path(place).exists():
             return
@@ -117,6 +118,11 @@ def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
             if dataset not in source:
                 return
         yield file, dataset
+
+
+def _block(pattern: str, number: int) -> str:
+    """Return the name of a block of a source: `%b` is its number, `%%` a percent sign."""
+    return "%".join(part.replace("%b", str(number)) for part in pattern.split("%%"))
 
 
 def _identity(dataset: Any) -> _Identity:

@@ -60,8 +60,8 @@ class HDF5Sink:
         for piece in range(pieces):
             part = self._part(piece)
             for name, region in regions(piece).items():
-                source = h5py.VirtualSource(f"{part.parent.name}/{part.name}", name, shape_of(region))
-                layouts[name][region] = source
+                where = _as_pattern(f"{part.parent.name}/{part.name}"), _as_pattern(name)
+                layouts[name][region] = h5py.VirtualSource(*where, shape_of(region))
         try:
             with whole(self._path) as fresh, h5py.File(fresh, "w", libver="v110") as file:
                 for name, layout in layouts.items():
@@ -131,6 +131,11 @@ def _h5py() -> Any:
     except ImportError:
         raise MissingExtraError("writing HDF5 files", "h5py", "hdf5") from None
     return h5py
+
+
+def _as_pattern(name: str) -> str:
+    """Return a name as HDF5 has it in sources, where `%b` would be the number of a block."""
+    return name.replace("%", "%%")
 
 
 def _as_os_error(error: Exception) -> OSError:
