@@ -20,7 +20,7 @@ from nnlo_common.data import FileSource, Standard, Vocabulary
 from nnlo_common.data._preparation import Moments
 from nnlo_common.inference import ArraySource, Ensemble, Prediction, PredictOptions, predict_rows, source_of
 from nnlo_common.inference._running import PieceProgress, PiecesOut, array_share
-from nnlo_common.inference.sinks import HDF5Sink
+from nnlo_common.inference.sinks import HDF5Sink, _npy
 from nnlo_common.inference.sinks._npy import _runs
 from nnlo_common.testing import InjectedFault
 from tests.helpers.jobs import environment
@@ -528,6 +528,18 @@ def test_a_full_disk_is_found_before_the_work(tmp_path, monkeypatch):
         predicted(tmp_path / "y.npy")
     monkeypatch.undo()
     predicted(tmp_path / "y.npy")
+
+
+def test_a_kill_before_the_header_loses_nothing(tmp_path, monkeypatch):
+    def killed(*_):
+        raise InjectedFault("before the header")
+
+    monkeypatch.setattr(_npy, "_put", killed)
+    with pytest.raises(InjectedFault):
+        predicted(tmp_path / "y.npy")
+    monkeypatch.undo()
+    predicted(tmp_path / "y.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), expected())
 
 
 @pytest.mark.parametrize(("number", "words"), [(28, "No space left on device"), (122, "Disk quota exceeded")])

@@ -63,8 +63,9 @@ class NpySink:
             try:
                 if os.fstat(descriptor).st_size != size:
                     os.posix_fallocate(descriptor, 0, size)
-                    _put(descriptor, self._head, 0)
-                    os.fsync(descriptor)
+                # In a file as large as this one, too: a kill may have come before its header.
+                _put(descriptor, self._head, 0)
+                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
