@@ -50,7 +50,7 @@ def Confusion(labels: str, classes: int, *, output: str = SINGLE) -> Figure:
     """Return the figure that counts each label (row) and the class with the highest output (column).
 
     Args:
-        labels: the kept column of the labels: numbers from 0.
+        labels: the kept column of the labels: numbers from 0, less than `classes`.
         classes: how many there are.
         output: the name of the output with a score for each class; one score: class 1 above 0.5.
 
@@ -62,10 +62,19 @@ def Confusion(labels: str, classes: int, *, output: str = SINGLE) -> Figure:
     """
 
     def sums(outputs: Named, kept: Named) -> Mapping[str, Any]:
-        scores = outputs[output]
-        best = scores.argmax(1) if scores.ndim > 1 and scores.shape[1] > 1 else scores.reshape(-1) > 0.5
-        both = kept[labels].reshape(-1).astype(np.int64) * classes + best
-        return {"counts": np.bincount(both, minlength=classes**2)[: classes**2]}
+        scores, found = outputs[output], kept[labels].reshape(-1)
+        several = scores.ndim > 1 and scores.shape[1] > 1
+        if (count := scores.shape[1] if several else 2) > classes:
+            raise ConfigurationError(
+                f"{output!r} has scores for {count} classes, but classes={classes}; give at least {count}"
+            )
+        if not ((found >= 0) & (found < classes)).all():
+            raise ConfigurationError(
+                f"{labels!r} has labels from {found.min()} to {found.max()}, but classes={classes} asks for "
+                f"labels from 0 to {classes - 1}; give as many classes as there are, or leave such rows out"
+            )
+        best = scores.argmax(1) if several else scores.reshape(-1) > 0.5
+        return {"counts": np.bincount(found.astype(np.int64) * classes + best, minlength=classes**2)}
 
     return Figure(sums=sums, result=lambda sums: np.reshape(sums["counts"], (classes, classes)).tolist())
 
@@ -92,6 +101,7 @@ def ROC(labels: str, *, output: str = SINGLE, column: int = -1, bins: int = 10_0
     def sums(outputs: Named, kept: Named) -> Mapping[str, Any]:
         scores = outputs[output]
         scores = scores.reshape(len(scores), -1)[:, column]
+        scores = scores.astype(np.result_type(scores.dtype, np.float32))  # times bins others may overflow
         place = np.clip((scores * bins).astype(np.int64), 0, bins - 1)
         positive = kept[labels].reshape(-1) > 0.5
         return {

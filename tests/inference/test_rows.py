@@ -184,6 +184,32 @@ def test_figures_are_those_of_all_rows(size, file, tmp_path):
     assert found[0]["mean"] == pytest.approx(scores.mean(dtype="f8"), rel=1e-6)
 
 
+WRONG_LABELS = [
+    (2, "'label' has labels from 0 to 2, but classes=2 asks for labels from 0 to 1; give as many classes as"),
+    (-1, "'label' has labels from -1 to 1, but classes=2"),
+    (np.nan, "'label' has labels from nan to nan, but classes=2"),
+]
+
+
+@pytest.mark.parametrize(("label", "words"), WRONG_LABELS)
+def test_a_label_that_is_no_class_is_named(label, words):
+    labels = np.array([0, 1, 1, label, 0])
+    with pytest.raises(ConfigurationError, match=words):
+        Confusion("label", 2).sums({"prediction": np.zeros((5, 2))}, {"label": labels})
+
+
+def test_a_score_of_no_class_is_named():
+    with pytest.raises(ConfigurationError, match="'prediction' has scores for 3 classes, but classes=2"):
+        Confusion("label", 2).sums({"prediction": np.eye(3)}, {"label": np.array([0, 1, 1])})
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "f2", "f4", "f8"])
+def test_scores_of_any_type_have_a_curve(dtype):
+    figure, labels = ROC("label", bins=100_000), np.array([0, 1, 0, 1])
+    sums = figure.sums({"prediction": labels.astype(dtype)}, {"label": labels})
+    assert figure.result(sums)["auc"] == 1
+
+
 def test_figures_survive_a_kill(tmp_path):
     pytest.importorskip("h5py")
     figure = {
