@@ -47,6 +47,7 @@ __all__ = [
 #: The axes of an array by its number of dimensions, if none are given.
 AXES = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
 _CHANNEL, _TIME = "c", "t"
+_MOST_LINKS = 1000  # between a dataset's name and the dataset: links may lead in a circle
 
 
 class Volume:
@@ -178,8 +179,10 @@ def opened_volume(
 
 def _chosen(path: Path, file: Any, dataset: str | None) -> Any:
     """Return the dataset of a name, or the only one."""
+    import h5py
+
     names: list[str] = []
-    file.visititems(lambda name, one: names.append(name) if hasattr(one, "dtype") else None)
+    file.visititems(lambda name, one: names.append(name) if isinstance(one, h5py.Dataset) else None)
     if dataset is None:
         if len(names) != 1:
             raise ConfigurationError(
@@ -187,11 +190,33 @@ def _chosen(path: Path, file: Any, dataset: str | None) -> Any:
                 f"--dataset)"
             )
         dataset = names[0]
-    if dataset.strip("/") not in names:
+    found = _followed(file, dataset)
+    if not isinstance(found, h5py.Dataset):
         raise ConfigurationError(
             f"{path} has no dataset {dataset!r}; it has {', '.join(names[:8]) or 'none'}"
         )
-    return file[dataset]
+    return found
+
+
+def _followed(file: Any, name: str) -> Any:
+    """Return what a name stands for, also by links inside the file; None: nothing."""
+    import h5py
+
+    here, left = file, _parts(name)
+    for _ in range(_MOST_LINKS):
+        if not left or not isinstance(here, h5py.Group):
+            break
+        part, *left = left
+        link = here.get(part, getlink=True)
+        if isinstance(link, h5py.SoftLink):
+            here, left = file if link.path.startswith("/") else here, [*_parts(link.path), *left]
+        else:
+            here = here[part] if isinstance(link, h5py.HardLink) else None
+    return None if left else here
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
 
 
 def _of_zarr(path: Path, dataset: str | None, axes: str | None) -> Volume:

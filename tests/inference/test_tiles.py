@@ -494,6 +494,33 @@ def test_a_volume_in_a_file_of_several_is_named(tmp_path):
     assert tiled(tmp_path / "v.h5", dataset="b").outputs.max() > 1
 
 
+@pytest.mark.parametrize(
+    "name", ["alias", "/alias/", "twice", "links/raw", "deep/near", "same", "./deep/raw"]
+)
+def test_a_volume_may_be_a_link(name, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(write(tmp_path, "h5", np.eye(20)), "a") as file:
+        file["alias"], file["twice"] = h5py.SoftLink("/deep/raw"), h5py.SoftLink("links/raw")
+        file["links"], file["deep/near"] = h5py.SoftLink("deep"), h5py.SoftLink("raw")
+        file["same"], file["deep/type"] = file["deep/raw"], np.dtype("f4")
+    volume = opened_volume(tmp_path / "in.h5", name, None)
+    np.testing.assert_array_equal(volume.read(0, (slice(0, 20), slice(0, 20)))[0], np.eye(20))
+    volume.close()
+    opened_volume(tmp_path / "in.h5", None, None).close()
+
+
+@pytest.mark.parametrize(
+    "name", ["loop", "nowhere", "elsewhere", "deep", "", "deep/raw/x", "deep/none", "type"]
+)
+def test_a_link_to_no_dataset_of_the_file_is_named(name, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(write(tmp_path, "h5", np.eye(20)), "a") as file:
+        file["loop"], file["nowhere"] = h5py.SoftLink("/loop"), h5py.SoftLink("/none")
+        file["elsewhere"], file["type"] = h5py.ExternalLink("none.h5", "raw"), np.dtype("f4")
+    with pytest.raises(ConfigurationError, match=f"has no dataset '{name}'; it has deep/raw"):
+        opened_volume(tmp_path / "in.h5", name, None)
+
+
 @pytest.mark.parametrize(("tiles", "size"), [(9, 4), (27, 4), (5, 2), (1, 4), (4, 4), (7, 3)])
 def test_batches_of_tiles_are_as_equal_as_can_be(tiles, size):
     # PyTorch computes some convolutions of one tile alone six times slower than in a batch of two.
