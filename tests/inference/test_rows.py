@@ -131,6 +131,22 @@ def test_outputs_have_the_names_of_their_structure(tmp_path):
     assert list(predicted(model=model).outputs) == ["mass", "kind/0", "kind/1"]
 
 
+@pytest.mark.parametrize(("name", "package"), [("y.h5", "h5py"), ("y.zarr", "zarr")])
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("a/b", "a//b"), ("a", "a/"), ("x", "/")])
+def test_names_inside_each_other_are_refused_before_the_work(name, package, names, tmp_path):
+    pytest.importorskip(package)
+    model = Linear(lambda y: dict.fromkeys(names, y))
+    assert list(predicted(model=model).outputs) == [*names]
+    calls = []
+    model.before = lambda x: calls.append(len(x))
+    with pytest.raises(
+        ConfigurationError, match=f"{name} cannot hold the output '{names[1]}' beside '{names[0]}'; give it"
+    ):
+        predicted(tmp_path / name, model=model)
+    assert len(calls) == 1, "a batch tells the outputs"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["50%best.h5", "100%.h5", "%%b%d.h5", "a b#ü.h5"])
 def test_names_with_percent_signs_are_names(name, tmp_path):
     pytest.importorskip("h5py")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._file_access import whole
 from nnlo_common.inference._journal import full_disk, parts_folder
-from nnlo_common.inference.sinks._sink import Region, Regions, Whole, shape_of
+from nnlo_common.inference.sinks._sink import Region, Regions, Whole, check_names, shape_of
 
 __all__ = ["HDF5Sink"]
 
@@ -38,6 +38,7 @@ class HDF5Sink:
             raise ConfigurationError(
                 f"compression={compression!r}: give one of {', '.join(COMPRESSIONS)}, or nothing"
             )
+        check_names(path, wholes)
         _h5py()
         self._path, self._wholes, self._compression = path, wholes, compression
         self._folder = parts_folder(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -15,7 +15,7 @@ from nnlo_common.base._errors import ConfigurationError, PeerLostError
 from nnlo_common.base._limited_formats import npz_arrays
 from nnlo_common.cluster.transport._endpoint import RankWorld
 
-__all__ = ["MemorySink", "PieceWriter", "Region", "Regions", "Sink", "Whole", "shape_of"]
+__all__ = ["MemorySink", "PieceWriter", "Region", "Regions", "Sink", "Whole", "check_names", "shape_of"]
 
 #: A part of an array: a slice with begin and end for each dimension.
 Region: TypeAlias = tuple[slice, ...]
@@ -44,6 +44,22 @@ def shape_of(region: Region) -> tuple[int, ...]:
         (3, 4)
     """
     return tuple(one.stop - one.start for one in region)
+
+
+def check_names(path: Path, names: Iterable[str]) -> None:
+    """Refuse names of arrays that a file with groups cannot hold: one inside another, or none at all.
+
+    Example:
+        >>> check_names(Path("y.h5"), ["a", "b/c", "b/d"])
+    """
+    known: dict[tuple[str, ...], str] = {}
+    for name in names:
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        shared = [other for other in known if other[: len(parts)] == parts[: len(other)]]
+        if shared or not parts:
+            beside = f" beside {known[shared[0]]!r}" if shared else ""
+            raise ConfigurationError(f"{path} cannot hold the output {name!r}{beside}; give it another name")
+        known[parts] = name
 
 
 class PieceWriter(Protocol):

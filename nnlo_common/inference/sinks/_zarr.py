@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.inference._journal import full_disk, parts_folder
-from nnlo_common.inference.sinks._sink import Region, Regions, Whole
+from nnlo_common.inference.sinks._sink import Region, Regions, Whole, check_names
 
 __all__ = ["ZarrSink"]
 
@@ -34,6 +34,7 @@ class ZarrSink:
                 f"compression={compression!r}: a Zarr result is compressed as Zarr does by default; give "
                 "nothing, or 'none'"
             )
+        check_names(path, wholes)
         _zarr()
         self._path, self._wholes, self._plain = path, wholes, compression == "none"
         self._place = parts_folder(path) / "data.zarr"
