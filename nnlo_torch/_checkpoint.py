@@ -155,8 +155,8 @@ def _parameters(
     return [pair for one in optimizers for pair in named_parameters(one, modules)]
 
 
-# What `torch.load` takes without being told, besides lists, tuples and dictionaries of it.
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, torch.Size)
+# What any `torch.load` takes without being told, besides lists, tuples and dictionaries of it.
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter, torch.Size)
 # Dictionaries that keep their type; another kind becomes a plain one.
 _DICTIONARIES = (OrderedDict, Counter)
 

@@ -127,6 +127,7 @@ def test_weights_decay_whatever_the_kind_of_decay(make, ndim):
         assert wrapped.item() == plain.item()
 
 
+@pytest.mark.filterwarnings("ignore:You are using .torch.load. with:FutureWarning")  # torch 2.4
 @pytest.mark.parametrize("kind", [nt.LARS, nt.LARC])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 @pytest.mark.parametrize("wrap", [lambda one: one, nt.Downpour])
