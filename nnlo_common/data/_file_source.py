@@ -259,10 +259,15 @@ class FileSource:
         self.encoded = infos[0].encoded or any(plan.raw is not None for plan in self._plans)
         self._samples: npt.NDArray[np.int64] | None = None
         self._choose(chosen, samples, balance, {"locking": locking, "cache": cache})
-        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder} {state_of(self._paths)}"
+        facts = f"{kind.title} {names} {pad} {mask} {check_finite} {self._coder}"
         cache = cache if self._shareable else "none"
         self._cache = memory_cache(
-            cache, facts, self.fields, [one.length for one in infos], infos[0].grain, encoded=self.encoded
+            cache,
+            lambda: f"{facts} {state_of(self._paths)}",
+            self.fields,
+            [one.length for one in infos],
+            infos[0].grain,
+            encoded=self.encoded,
         )
         if (adapt_features is not None or adapt_labels is not None) and self._measured:
             self.take(0, 1)  # reports a failing adaptor before the training

@@ -6,15 +6,16 @@ import glob
 import os
 import re
 import stat
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
-from nnlo_common.data._remote import is_remote, is_remote_pattern, remote_matches
+from nnlo_common.data._remote import is_remote, is_remote_pattern, remote_matches, remote_state
 
 __all__ = ["Files", "list_files", "refuse_duplicates", "state_of", "with_tree", "without_tree"]
 
@@ -197,12 +198,22 @@ def _lines(path: Path) -> list[str]:
 
 
 def state_of(paths: Sequence[str]) -> str:
-    """Return sizes and times of the files, by which processes know that they read the same."""
-    found = []
-    for path in paths:
-        facts: tuple[int, ...] = ()
-        with suppress(OSError):
-            status = os.stat(without_tree(path))  # noqa: PTH116 - there may be a million
-            facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        found.append(f"{path} {facts}")
-    return "\n".join(found)
+    """Return sizes and times of the files, by which processes know that they read the same.
+
+    Of what has none, such as columns in memory, it is another text in each call: nobody else reads that.
+    """
+    return "\n".join(f"{path} {_state(without_tree(path)) or uuid.uuid4().hex}" for path in paths)
+
+
+def _state(path: str) -> Any:
+    """Return what differs once a file, or one in a folder, has changed; None: nothing tells."""
+    if is_remote(path):
+        return remote_state(path)
+    try:
+        found = [os.stat(path)]  # noqa: PTH116 - there may be a million
+        if stat.S_ISDIR(found[0].st_mode):
+            found += [os.stat(os.path.join(one, name)) for one, _, names in os.walk(path) for name in names]  # noqa: PTH116, PTH118
+    except OSError:
+        return None
+    first, sizes, times = found[0], [one.st_size for one in found], [one.st_mtime_ns for one in found]
+    return first.st_dev, first.st_ino, len(found), sum(sizes), max(times)

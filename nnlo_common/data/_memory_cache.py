@@ -325,7 +325,7 @@ _CACHES = weakref.WeakSet()
 
 def memory_cache(
     kind: CacheKind,
-    facts: str,
+    facts: Callable[[], str],
     fields: Sequence[Field],
     lengths: Sequence[int],
     grain: int,
@@ -337,8 +337,8 @@ def memory_cache(
     Args:
         kind: "memory", "none", or "auto": where samples are `encoded` and take up to a quarter of the free
             memory of the host.
-        facts: as for `MemoryCache`, also the others.
-        fields: of a sample.
+        facts: returns those of `MemoryCache`, which take time to look up, if there is one.
+        fields: as for `MemoryCache`, also the others.
         lengths: of the parts.
         grain: of the source.
         encoded: whether reading costs more than copying.
@@ -361,7 +361,7 @@ def memory_cache(
             f'cache="memory" needs {needed / 2**30:.1f} GiB for the decoded samples, but {free / 2**30:.1f} '
             'GiB are free on this host; use cache="none", name fewer files or columns, or use more hosts'
         )
-    return MemoryCache(facts, fields, lengths, grain)
+    return MemoryCache(facts(), fields, lengths, grain)
 
 
 def cached_mb() -> float:

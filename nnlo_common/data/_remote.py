@@ -8,7 +8,15 @@ from typing import Any
 
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 
-__all__ = ["check_protocols", "importable", "is_remote", "is_remote_pattern", "open_remote", "remote_matches"]
+__all__ = [
+    "check_protocols",
+    "importable",
+    "is_remote",
+    "is_remote_pattern",
+    "open_remote",
+    "remote_matches",
+    "remote_state",
+]
 
 #: What opens names with ``protocol://``: the package, and the extra of nnlo that has it.
 _OPENERS = {
@@ -20,6 +28,9 @@ _OPENERS = {
 }
 # "?" begins the query of an address.
 _PATTERN = frozenset("*[")
+# What libraries call the mark or the time by which a file is told from what it was before, in small letters
+# and without "-" and "_".
+_MARKS = ("etag", "contentmd5", "digest", "md5hash", "crc32c", "lastmodified", "modified", "updated", "mtime")
 _COPIED = "or copy it first by stage_to= and copy_command= (--cache and --copy-command)"
 
 
@@ -117,3 +128,17 @@ def remote_matches(pattern: str) -> Sequence[str]:
             "whether you may read them, or name each file"
         ) from None
     return sorted(chain + link + name for name in names)
+
+
+def remote_state(path: str) -> Any:
+    """Return what differs once a remote file has changed; None: nothing tells."""
+    try:
+        import fsspec
+
+        files, place = fsspec.core.url_to_fs(path)
+        info = files.info(place)
+    except Exception:  # each library has its own
+        return None
+    known = {name.lower().replace("-", "").replace("_", ""): value for name, value in info.items()}
+    marks = [(name, str(known[name])) for name in _MARKS if known.get(name)]
+    return [*marks, info.get("size")] if marks and info.get("type") == "file" else None

@@ -143,6 +143,71 @@ def test_what_is_not_the_same_is_not_shared(files, decoded, change):
     assert len(decoded) == 30
 
 
+def test_columns_in_memory_are_shared_by_copies_of_a_source_only(decoded):
+    options = {"features": "x", "cache": "memory"}
+    with (
+        closing(FileSource({"x": np.zeros(4)}, **options)) as zeros,
+        closing(FileSource({"x": np.ones(4)}, **options)) as ones,
+    ):
+        assert zeros.take(0, 4)[0].tolist() == [0] * 4
+        assert ones.take(0, 4)[0].tolist() == [1] * 4
+        decoded.clear()
+        with closing(pickle.loads(pickle.dumps(ones))) as copy:
+            assert copy.take(0, 4)[0].tolist() == [1] * 4
+        assert not decoded
+
+
+def test_a_remote_file_that_has_changed_is_not_shared():
+    fsspec, pa = pytest.importorskip("fsspec"), pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    memory, sources = fsspec.filesystem("memory"), []
+    for number in (1, 2):
+        with memory.open("/changed/a.parquet", "wb") as file:
+            pq.write_table(pa.table({"x": [number] * 4}), file)
+        sources.append(FileSource("memory://changed/a.parquet", features="x", cache="memory"))
+        assert sources[-1].take(0, 4)[0].tolist() == [number] * 4
+    for source in sources:
+        source.close()
+    memory.rm("/changed", recursive=True)
+
+
+@pytest.mark.parametrize("tag", ["ETag", "LastModified", "mtime"])
+def test_a_remote_file_with_a_state_is_shared(decoded, monkeypatch, tag):
+    fsspec, pa = pytest.importorskip("fsspec"), pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    memory = fsspec.filesystem("memory")
+    told = type(memory).info
+    monkeypatch.setattr(type(memory), "info", lambda *args, **more: told(*args, **more) | {tag: "a mark"})
+    with memory.open("/same/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"x": range(4)}), file)
+    options = {"features": "x", "cache": "memory"}
+    with (
+        closing(FileSource("memory://same/a.parquet", **options)) as one,
+        closing(FileSource("memory://same/a.parquet", **options)) as other,
+    ):
+        one.take(0, 4)
+        decoded.clear()
+        assert other.take(0, 4)[0].tolist() == [0, 1, 2, 3]
+        assert not decoded
+    memory.rm("/same", recursive=True)
+
+
+def test_a_folder_of_chunks_is_shared_until_one_of_them_changes(tmp_path, decoded):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.open_array(tmp_path / "a.zarr", mode="w", shape=(4,), chunks=(2,), dtype="i8")
+    array[:] = 1
+    options = {"features": "array", "cache": "memory"}
+    with closing(FileSource(str(tmp_path / "a.zarr"), **options)) as one:
+        one.take(0, 4)
+        decoded.clear()
+        with closing(FileSource(str(tmp_path / "a.zarr"), **options)) as other:
+            assert other.take(0, 4)[0].tolist() == [1] * 4
+            assert not decoded
+        array[2:] = 5
+        with closing(FileSource(str(tmp_path / "a.zarr"), **options)) as later:
+            assert later.take(0, 4)[0].tolist() == [1, 1, 5, 5]
+
+
 def test_a_batch_is_not_the_memory_itself(files):
     with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
         for shuffle in (True, False):
