@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.data._preparation import texts_of
-from nnlo_common.data._source import Array
+from nnlo_common.data._source import Array, Field
 from nnlo_common.data.formats._format import TEXT, shown
 
 __all__ = ["NamedColumns", "Selection", "evenly", "requests", "value_of_each"]
@@ -242,6 +242,10 @@ _TURNED: Mapping[type[ast.AST], type[ast.AST]] = {
 class _Sized(Protocol):
     """A source of samples."""
 
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The columns."""
+
     def __len__(self) -> int:
         """Return the number of samples."""
 
@@ -324,16 +328,19 @@ class Selection:
 
     def _excludes(self, source: _Sized, start: int, stop: int) -> bool:
         """Return whether no sample of these can fulfil it, as the file says; then none of them is read."""
+        dtypes = {field.name: field.dtype for field in source.fields}
         for name, kind, limit in self._limits:
             found = source.bounds(name, start, stop)
-            if found is None:
+            if found is None or name not in dtypes:
                 continue
-            least, largest = found
-            if issubclass(kind, ast.Eq):
-                possible = least <= limit <= largest
-            else:
-                possible = _BINARY[kind](largest if issubclass(kind, ast.Gt | ast.GtE) else least, limit)
-            if not possible:
+            # As an array of the column's type they are rounded in the comparison as its numbers are.
+            bounds = np.array(found, dtypes[name])
+            with np.errstate(all="ignore"):
+                if issubclass(kind, ast.Eq):
+                    possible = (bounds[:1] <= limit) & (bounds[1:] >= limit)
+                else:
+                    possible = _BINARY[kind](bounds, limit)
+            if not possible.any():
                 return True
         return False
 

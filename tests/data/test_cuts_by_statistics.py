@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,29 @@ def test_row_groups_that_cannot_pass_are_not_read(path, monkeypatch, cut, passes
     assert groups <= decoded <= {one + by for one in groups for by in (-1, 0, 1)}
     np.testing.assert_array_equal(np.asarray(source.take(0, len(source))[0]), pt[expected])
     source.close()
+
+
+@pytest.mark.parametrize(
+    ("cut", "numbers"),
+    [
+        ("x <= 0.1", np.array([0.1, 0.5, 0.7], "f4")),
+        ("x == 0.7", np.array([0.1, 0.5, 0.7], "f4")),
+        ("0.7 <= x", np.array([0.1, 0.5, 0.7], "f4")),
+        ("x < 1e39", np.array([0.1, 0.5, 0.7], "f4")),
+        ("x <= 9007199254740992.0", np.array([2**53 + 1, 2**54, 2**55])),
+        ("x < 300", np.array([1, 2, 255], "u1")),
+        ("x > -1", np.array([1, 2, 3], "u8")),
+    ],
+)
+def test_bounds_are_compared_as_the_numbers_are(tmp_path, cut, numbers):
+    x = np.repeat(numbers, ROWS)
+    pq.write_table(pa.table({"x": x}), tmp_path / "a.parquet", row_group_size=ROWS)
+    np.savez(tmp_path / "a.npz", x=x)
+    found = []
+    for file in ("a.parquet", "a.npz"):
+        with closing(FileSource(str(tmp_path / file), features="x", select=cut, cache="none")) as source:
+            found.append(len(source))
+    assert found[0] == found[1]
 
 
 def test_a_cut_that_nothing_passes_is_refused_without_reading(path, monkeypatch):
