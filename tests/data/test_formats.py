@@ -132,6 +132,31 @@ class Sliced:
         return self.array[some]
 
 
+@pytest.mark.parametrize("rows", [[0, 0.5, 1.5], (True, 3, 1.5), [[1, 2], [3, 4.5], [5, 6]], [1, 2, 2**63]])
+def test_a_list_has_the_type_of_all_its_rows(rows):
+    with closing(FileSource({"x": rows}, features="x")) as source:
+        (found,) = source.take(0, 3)
+    np.testing.assert_array_equal(found, np.asarray(rows))
+
+
+def test_a_list_of_numbers_and_texts_is_one_of_texts():
+    with pytest.raises(ConfigurationError, match=r"x has the type object \(texts\)"):
+        FileSource({"x": [1, "b"]}, features="x")
+
+
+@pytest.mark.parametrize(("first", "later"), [(3, 0.5), (True, 2), (3, "b"), (np.uint8(3), -1), (3, None)])
+def test_slices_of_an_object_that_do_not_fit_its_first_row_are_refused(first, later):
+    class Unlike(Sliced):
+        def __getitem__(self, some):
+            return [first] if some == slice(0, 1) else self.array[some]
+
+    with (
+        closing(FileSource({"x": Unlike([first, later, later])}, features="x")) as source,
+        pytest.raises(ConfigurationError, match=r"of x cannot be read: its rows are \S+, but the first is"),
+    ):
+        source.take(0, 3)
+
+
 def test_cuts_choose_samples_and_what_is_numbered_after_them(files):
     cut = "n > 3 and not even or n == 0"
     wanted = [0, *range(5, 20, 2)]

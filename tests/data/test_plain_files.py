@@ -205,8 +205,8 @@ def saved(folder, name):
     return files, features
 
 
-STRAIGHT = ["npy", "deflated", "columns"]
-READ = ["stored", "lists", "several", "fortran", "swapped", "structured", "beside", "texts"]
+STRAIGHT = ["npy", "deflated", "columns", "lists"]
+READ = ["stored", "several", "fortran", "swapped", "structured", "beside", "texts"]
 
 
 @pytest.fixture

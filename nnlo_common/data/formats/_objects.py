@@ -9,7 +9,7 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.data._source import Array
-from nnlo_common.data.formats._format import OpenedFile
+from nnlo_common.data.formats._format import NUMBERS, TEXTS, OpenedFile
 from nnlo_common.data.formats._table import Column, TableFormat, _TableFile
 
 __all__ = ["Objects"]
@@ -28,7 +28,7 @@ class Objects(TableFormat):
     title, suffixes, one = "columns in memory", (), "a dictionary of columns"
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = dict(columns)
+        self._columns = {name: _one_type(one) for name, one in columns.items()}
 
     def _table(self, path: str) -> _ObjectTable:  # noqa: ARG002 - there is no path
         return _ObjectTable(self._columns)
@@ -75,9 +75,16 @@ class _ObjectTable:
         """Return a slice."""
         first, last = self.starts[piece : piece + 2]
         try:
-            return np.asarray(self._objects[name][first:last])
+            found = np.asarray(self._objects[name][first:last])
         except Exception as error:
             raise ConfigurationError(f"[{first}:{last}] raised {type(error).__name__}: {error}") from error
+        kind = self.columns[name].dtype
+        if kind is not None and kind.kind in NUMBERS and not np.can_cast(found.dtype, kind, "same_kind"):
+            raise ConfigurationError(
+                f"its rows are {found.dtype}, but the first is {kind}, which would change them; give an "
+                "object whose slices have one type"
+            )
+        return found
 
     def whole(self, name: str) -> Array | None:
         """Return an object that is an array; None: its slices are."""
@@ -86,6 +93,18 @@ class _ObjectTable:
 
     def close(self) -> None:
         """Leave the objects open: they are the user's."""
+
+
+def _one_type(column: Any) -> Any:
+    """Return a list as an array of the type that all its rows have together; anything else as it is."""
+    if not isinstance(column, list | tuple):
+        return column
+    try:
+        found = np.asarray(column)
+    except Exception:  # it says so where it is read
+        return column
+    # One long text would make all of an array's as long.
+    return np.asarray(column, object) if found.dtype.kind in TEXTS else found
 
 
 def _column(one: Any) -> Column:
