@@ -117,9 +117,12 @@ class Moments:
         there = np.isfinite(numbers)
         count = there.sum(axis=0).astype(np.float64)
         safe = np.maximum(count, 1)
-        numbers = np.where(there, numbers, 0.0)
-        mean = numbers.sum(axis=0) / safe
-        return cls(count, mean, (np.where(there, numbers - mean, 0.0) ** 2).sum(axis=0))
+        first = np.zeros(numbers.shape[1])
+        if len(numbers):  # sums of what is left beside it are exact where a column is constant
+            first = np.where(count, numbers[there.argmax(axis=0), np.arange(len(first))], 0.0)
+        apart = np.where(there, numbers - first, 0.0)
+        mean = apart.sum(axis=0) / safe
+        return cls(count, first + mean, (np.where(there, apart - mean, 0.0) ** 2).sum(axis=0))
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:
@@ -321,7 +324,8 @@ class Standard:
 
     def mark(self) -> str:
         """Return a short text, the same for all with the same mean and spread."""
-        return _marked([None if one is None else [part.tolist() for part in one] for one in self._numbers])
+        rounded = [one and [part.astype(np.float32).tolist() for part in one] for one in self._numbers]
+        return _marked(rounded)
 
     @classmethod
     def load(cls, path: str | Path) -> Standard:
@@ -403,14 +407,18 @@ def changed_leaves(features: Any, change: Callable[[Any], Any]) -> Any:
     return change(features)
 
 
-def _numbers(statistics: Statistics) -> tuple[Array, Array]:
+# Less than this part of the mean is what rounding leaves of the spread of a constant column.
+_NO_SPREAD = 1e-12
+
+
+def _numbers(statistics: Statistics) -> tuple[_Floats, Array]:
     """Return mean and scale as they are used."""
-    spread = statistics.spread
-    scale = np.divide(1.0, spread, out=np.ones_like(spread), where=spread > 0)
-    return statistics.mean.astype(np.float32), scale.astype(np.float32)
+    mean, spread = statistics.mean, statistics.spread
+    scale = np.divide(1.0, spread, out=np.ones_like(spread), where=spread > _NO_SPREAD * abs(mean))
+    return mean, scale.astype(np.float32)
 
 
-def _scaled(leaf: Any, numbers: tuple[Array, Array] | None, mask: Array | None) -> Any:
+def _scaled(leaf: Any, numbers: tuple[_Floats, Array] | None, mask: Array | None) -> Any:
     if numbers is None:
         return leaf
     mean, scale = numbers
@@ -420,7 +428,10 @@ def _scaled(leaf: Any, numbers: tuple[Array, Array] | None, mask: Array | None) 
             f"mean and spread were taken of {len(mean)} columns, but the batch has {columns}; read the same "
             "columns as in the training"
         )
-    made = (leaf.astype(np.float32) - mean) * scale
+    if leaf.dtype.itemsize > 4 or (leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 4):
+        made = ((leaf - mean) * scale).astype(np.float32)  # float32 may not tell it from its mean
+    else:
+        made = (leaf.astype(np.float32) - mean.astype(np.float32)) * scale
     if mask is not None:
         made[~mask] = 0
     return made

@@ -89,6 +89,35 @@ def test_columns_that_are_constant_stay_finite_and_numbers_that_are_not_do_not_c
     np.testing.assert_array_equal(found, np.array([[-1, 0], [1, 0], [np.nan, 0]], "f4"))
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i8", "u4"])
+@pytest.mark.parametrize("kind", [Moments, Quantiles])
+def test_numbers_far_from_zero_keep_what_they_differ_by(dtype, kind):
+    """Such as times in seconds since 1970, of which float32 knows every 128th only."""
+    array = (1.7e9 + np.random.default_rng(0).normal(0, 50, 1000)).astype(dtype)
+    standard = Standard([kind.of(array)])
+    (measured,) = standard._inputs
+    wanted = (array - measured.mean) / measured.spread
+    np.testing.assert_allclose(standard.applied(array), wanted, rtol=1e-6, atol=1e-6)
+    assert standard.applied(array).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("rows", [(1000, 1000), (7, 1), (100_003, 3)])
+def test_a_constant_column_that_is_no_binary_fraction_has_no_spread(dtype, rows):
+    parts = [Moments.of(np.full((size, 2), 0.1, dtype)) for size in rows]
+    standard = Standard.measured([[one] for one in parts])
+    assert standard.state()[0]["spread"] == [0, 0]
+    found = standard.applied(np.array([[0.1, 0.2]], dtype))
+    np.testing.assert_allclose(found, [[0, 0.1]], atol=1e-7)
+
+
+def test_what_earlier_sums_left_of_a_constant_columns_spread_is_none(tmp_path):
+    path = tmp_path / "standard.json"
+    path.write_text('{"features": [{"mean": [0.1, -0.1], "spread": [1.4e-17, 1.4e-17], "count": [9, 9]}]}')
+    found = Standard.load(path).applied(np.array([[0.1, 0.2]]))
+    np.testing.assert_allclose(found, [[0, 0.3]], atol=1e-7)
+
+
 def test_a_source_measures_what_its_batches_have_and_labels_stay():
     columns = {"a": np.arange(8.0), "b": np.arange(8) ** 2, "y": np.arange(8)}
     options = {"features": ["a,b", "b"], "labels": "y"}
