@@ -68,17 +68,21 @@ def list_files(files: Files) -> tuple[str, ...]:
 
 
 def refuse_duplicates(paths: Iterable[str]) -> None:
-    """Refuse one file under two names, e.g. a pattern's matches through a link to a folder."""
-    known: dict[tuple[int, int], str] = {}
+    """Refuse one file or tree under two names, e.g. a pattern's matches through a link to a folder."""
+    known: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for path in paths:
+        file = without_tree(path)
         with suppress(OSError):  # a missing file is reported where it is opened
-            status = os.stat(path)  # noqa: PTH116 - there may be a million
-            first = known.setdefault((status.st_dev, status.st_ino), path)
-            if first != path and stat.S_ISREG(status.st_mode):
-                raise ConfigurationError(
-                    f"{path} and {first} are one file, by a link, so its samples would count twice; name one "
-                    "of them only"
-                )
+            status = os.stat(file)  # noqa: PTH116 - there may be a million
+            tree = path.removeprefix(file).strip(":").partition(";")[0]  # the number is of a version
+            before = known.setdefault((status.st_dev, status.st_ino), [])
+            for first, other in before:
+                if tree == other or not tree or not other:  # without a name it is the only one
+                    raise ConfigurationError(
+                        f"{path} and {first} are one file, by a link or by its only tree, so its samples "
+                        "would count twice; name one of them only"
+                    )
+            before.append((path, tree))
 
 
 def without_tree(path: str) -> str:
@@ -122,7 +126,7 @@ def _matching(entry: str, where: str) -> list[str]:
     except RuntimeError as error:
         raise ConfigurationError(f"{where}: no such home folder ({error}); write the whole path") from None
     file = without_tree(path)
-    if not _PATTERN & set(file) or os.path.lexists(path):
+    if not _PATTERN & set(file) or os.path.lexists(file):
         return [path]
     matches = [with_tree(one, path) for one in _matches(file, where)]
     if not matches:

@@ -227,6 +227,37 @@ def test_files_of_two_formats_are_not_one_data_set(tmp_path):
         FileSource(files, features="n")
 
 
+@pytest.mark.parametrize("names", [(":events", ""), ("", ":events"), (":events", ":events;1"), ("", "")])
+def test_a_tree_that_would_count_twice_is_refused(tmp_path, names):
+    path = make("TTree", tmp_path / "a", columns(0, 5)).removesuffix(":events")
+    (tmp_path / "b.root").symlink_to(path)
+    other = path if names[0] != names[1] else tmp_path / "b.root"
+    with pytest.raises(ConfigurationError, match=r"are one file.*name one of them only"):
+        FileSource([f"{path}{names[0]}", f"{other}{names[1]}"], features="n")
+
+
+def test_two_trees_of_a_file_are_two_sets_of_samples(tmp_path):
+    uproot = pytest.importorskip("uproot")
+    with uproot.recreate(tmp_path / "a.root") as file:
+        for number, name in enumerate(("one", "two")):
+            file.mktree(name, {"n": "i8"}).extend({"n": np.full(2, number)})
+    names = [f"{tmp_path}/a.root:{name}" for name in ("one", "two")]
+    with closing(FileSource(names, features="n")) as source:
+        assert source.take(0, 4)[0].tolist() == [0, 0, 1, 1]
+
+
+def test_a_tree_of_a_file_with_a_bracket_in_its_name_is_found(tmp_path):
+    (tmp_path / "run[1].root").touch()
+    assert list_files(tmp_path / "run[1].root:events") == (f"{tmp_path}/run[1].root:events",)
+
+
+def test_a_folder_under_two_names_is_refused(tmp_path):
+    path = make("Zarr", tmp_path / "a", columns(0, 5))
+    (tmp_path / "b.zarr").symlink_to(path)
+    with pytest.raises(ConfigurationError, match=r"b\.zarr and .*a\.zarr are one file"):
+        FileSource(tmp_path / "*.zarr", features="n")
+
+
 def test_without_its_package_a_format_says_what_to_install(tmp_path, monkeypatch):
     for kind, package, extra in [("Parquet", "pyarrow", "parquet"), ("TTree", "uproot", "root")]:
         path = make(kind, tmp_path / "a", columns(0, 3))
