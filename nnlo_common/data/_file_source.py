@@ -746,9 +746,10 @@ def _has(kind: Format, path: str, locking: bool | None) -> str:
 
 def _rising(samples: Any, size: int) -> npt.NDArray[np.int64]:
     found = np.asarray(samples)
-    whole = found.ndim == 1 and found.dtype.kind in "iu" and len(found) > 0
-    if not whole or found[0] < 0 or found[-1] >= size or (np.diff(found) <= 0).any():
-        raise ConfigurationError(
-            f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample"
-        )
-    return found.astype(np.int64)
+    if found.ndim == 1 and found.dtype.kind in "iu" and len(found):
+        numbers = found.astype(np.int64)  # differences of unsigned ones are never below 0
+        if (numbers >= 0).all() and numbers[-1] < size and (np.diff(numbers) > 0).all():
+            return numbers
+    raise ConfigurationError(
+        f"samples={samples!r:.80}: give rising whole numbers from 0 to {size - 1}, the last sample"
+    )

@@ -1017,7 +1017,22 @@ def test_samples_that_take_too_much_memory_are_refused_by_file_and_column(tmp_pa
         source.take(0, 10**7)
 
 
-@pytest.mark.parametrize("samples", [[], [2, 1], [1, 1], [-1, 2], [8, 9], [0.5], ["a"]])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [2, 1],
+        [1, 1],
+        [-1, 2],
+        [8, 9],
+        [0.5],
+        ["a"],
+        np.array([0, 4, 2], "u4"),  # its differences wrap around
+        np.array([0, 2**64 - 1, 3], "u8"),
+        np.array([2**63, 2**63 + 1], "u8"),
+        np.array([1, 2**63, 3], "u8"),
+    ],
+)
 def test_samples_that_are_not_there_are_refused(samples, three):
     with pytest.raises(ConfigurationError, match="give rising whole numbers from 0 to 8"):
         HDF5Source(three / "*.h5", features="x", samples=samples)
