@@ -258,6 +258,35 @@ def test_a_folder_under_two_names_is_refused(tmp_path):
         FileSource(tmp_path / "*.zarr", features="n")
 
 
+@pytest.fixture
+def unequal(tmp_path):
+    """A Zarr folder with arrays of 100 and of 20 rows, in chunks of 8."""
+    import zarr
+
+    store = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name, size in (("train/x", 100), ("train/y", 100), ("test/x", 20), ("test/z", 19)):
+        store.create_array(name, shape=(size,), chunks=(8,), dtype="f4")[:] = np.arange(size)
+    return str(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("piece", [1, 2**20])
+def test_an_array_of_a_folder_has_its_own_length(unequal, monkeypatch, piece):
+    monkeypatch.setattr("nnlo_common.data.formats._zarr._PIECE_BYTES", piece)
+    for name, size in (("train", 100), ("test/x", 20), ("test/z", 19)):
+        with closing(FileSource(unequal, features=name)) as source:
+            assert len(source) == size
+            (found,) = source.take(0, size)
+            np.testing.assert_array_equal(found[0] if name == "train" else found, np.arange(size))
+
+
+@pytest.mark.parametrize(("features", "labels"), [("train/x", "test/x"), ("test", None)])
+def test_arrays_of_unequal_lengths_are_refused_together(unequal, features, labels):
+    with pytest.raises(
+        ConfigurationError, match=r"a\.zarr has columns of unequal lengths: \S+ has \d+, \S+ has "
+    ):
+        FileSource(unequal, features=features, labels=labels)
+
+
 def test_without_its_package_a_format_says_what_to_install(tmp_path, monkeypatch):
     for kind, package, extra in [("Parquet", "pyarrow", "parquet"), ("TTree", "uproot", "root")]:
         path = make(kind, tmp_path / "a", columns(0, 3))

@@ -95,8 +95,8 @@ class Table(Protocol):
     """An open file.
 
     It may also have ``bounds(name, piece)``, which returns the least and the largest number of a column in a
-    piece, if they are known without decoding it; and ``whole(name)``, which returns a column as one array, if
-    it is in memory or mapped into it.
+    piece, if they are known without decoding it; ``whole(name)``, which returns a column as one array, if it
+    is in memory or mapped into it; and ``lengths``, the rows of each column, if some have fewer than all.
     """
 
     @property
@@ -149,10 +149,11 @@ class TableFormat:
             columns = [name for inside in wanted for name in inside]
             fields = tuple(_field(path, name, table.columns[name]) for name in columns)
             starts = table.starts
+            length = _length(path, {name: _rows(table, name) for name in columns})
             grain = max((b - a for a, b in pairwise(starts)), default=1) or 1
             return FileInfo(
                 path=path,
-                length=starts[-1],
+                length=length,
                 fields=fields,
                 grain=grain,
                 groups=tuple(
@@ -251,6 +252,22 @@ class TableFormat:
         )
 
 
+def _rows(table: Table, name: str) -> int:
+    rows: int = getattr(table, "lengths", {}).get(name, table.starts[-1])
+    return rows
+
+
+def _length(path: str, lengths: Mapping[str, int]) -> int:
+    """Return the length that all these columns have."""
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ConfigurationError(
+            f"{path} has columns of unequal lengths: {listed}; each needs a row for each sample: make the "
+            "file again, or name other columns"
+        )
+    return next(iter(lengths.values()))
+
+
 def _field(path: str, name: str, column: Column) -> Field:
     """Return shape and type of a column's samples; refuse data that cannot be trained on."""
     dtype = column.dtype
@@ -344,7 +361,8 @@ class _TableFile:
         found = self._pieces.pop((name, number), None)
         if found is None:
             found = self._table.decode(name, number)
-            rows = self._starts[number + 1] - self._starts[number]
+            end = min(self._starts[number + 1], _rows(self._table, name))
+            rows = end - self._starts[number]
             given = len(found.counts) if isinstance(found, Ragged) else len(found)
             if given != rows:
                 raise ConfigurationError(f"it has {given} rows where {rows} are declared")

@@ -53,11 +53,10 @@ class _ZarrFolder:
             if group:
                 self.groups[group] = sorted([*self.groups.get(group, ()), name])
         self.columns: Mapping[str, Column] = {name: _column(one) for name, one in self._arrays.items()}
-        lengths = {name: int(one.shape[0]) for name, one in self._arrays.items() if one.shape}
-        self._lengths = lengths
+        self.lengths = {name: int(one.shape[0]) for name, one in self._arrays.items() if one.shape}
         self.encoded = "Zarr" if any(map(_is_compressed, self._arrays.values())) else ""
         grain = max((self._grain(one) for one in self._arrays.values() if one.shape), default=1)
-        length = max(lengths.values(), default=0)
+        length = max(self.lengths.values(), default=0)
         self.starts = [*range(0, length, grain), length]
         self._path = path
 
