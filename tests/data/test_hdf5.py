@@ -1038,6 +1038,34 @@ def test_samples_that_are_not_there_are_refused(samples, three):
         HDF5Source(three / "*.h5", features="x", samples=samples)
 
 
+@pytest.mark.parametrize(
+    ("there", "found"), [("b", "b"), ("w", "w"), ("a", "a"), ("bw", "w"), ("ab", "a"), ("abw", "a")]
+)
+@pytest.mark.parametrize("name", ["view", "blocks", "outer"])
+def test_sources_are_looked_for_where_hdf5_finds_them(tmp_path, monkeypatch, name, there, found):
+    """In a: beside the link that is read; then in w: where the program runs; then in b: beside its target."""
+    for folder in "abw":
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "w")
+    with h5py.File(tmp_path / "b" / "of.h5", "w") as file:
+        layout = h5py.VirtualLayout((3,), "f4")
+        layout[:] = h5py.VirtualSource("s0.h5", "x", (3,))
+        file.create_virtual_dataset("view", layout)
+        space, make = h5py.h5s.create_simple((3,), (h5py.h5s.UNLIMITED,)), h5py.h5p.create
+        space.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (3,), (3,))
+        blocks = make(h5py.h5p.DATASET_CREATE)
+        blocks.set_virtual(space, b"s%b.h5", b"x", h5py.h5s.create_simple((3,)))
+        h5py.h5d.create(file.id, b"blocks", h5py.h5t.IEEE_F32LE, space, blocks)
+        file["outer"] = h5py.ExternalLink("s0.h5", "/x")
+    for folder in there:
+        write(tmp_path / folder / "s0.h5", x=np.full(3, ord(folder), "f4"))
+    link = link_file(tmp_path / "a", "../b/of.h5")
+    with h5py.File(link) as file:
+        assert file[name][:].tolist() == [ord(found)] * 3
+    with closing(HDF5Source(link, features=name)) as source:
+        assert source.take(0, 3)[0].tolist() == [ord(found)] * 3
+
+
 def test_a_file_that_has_vanished_is_named(tmp_path):
     path = good(tmp_path)
     source = HDF5Source(path, features="x")

@@ -70,13 +70,23 @@ def check_sources(path: str, dataset: Any, inside_of: tuple[_Identity, ...] = ()
                 _check_sources_of(dataset.file.get(inside), f"{inside!r} of this file", dataset, chain)
             else:
                 _check_file(path, dataset.name, name)
-                with open_file(str(Path(path).parent / name)) as source:
+                with open_file(str(_place(path, name))) as source:
                     _check_sources_of(source.get(inside), f"{inside!r} of {name!r}", dataset, chain)
 
 
+def _place(path: str, name: str) -> Path:
+    """Return where HDF5 looks for a file that is named in `path`, until there is one.
+
+    That is beside it, then where the program runs, then beside the file that it is a link to.
+    """
+    beside = Path(path).parent / name
+    places = (beside, Path(name), Path(path).resolve().parent / name)
+    return next((one for one in places if one.exists()), beside)
+
+
 def is_special(path: str, name: str) -> bool:
-    """Return whether the name exists beside `path` and is not an ordinary file."""
-    found = Path(path).parent / name
+    """Return whether the name in `path` leads to something that is not an ordinary file."""
+    found = _place(path, name)
     return found.exists() and not found.is_file()
 
 
@@ -92,7 +102,7 @@ def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Id
 
 
 def _check_file(path: str, dataset: str, name: str) -> None:
-    if not (Path(path).parent / name).exists():
+    if not _place(path, name).exists():
         raise ConfigurationError(
             f"{path}: {dataset} has its data in {name!r}, which does not exist; HDF5 would read zeros, so "
             "put that file there"
@@ -111,10 +121,10 @@ def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
         return
     for number in range(_MOST_BLOCKS):
         file, dataset = _block(name, number), _block(inside, number)
-        place = path if file == "." else str(Path(path).parent / file)
-        if not Path(place).exists():
+        place = Path(path) if file == "." else _place(path, file)
+        if not place.exists():
             return
-        with open_file(place) as source:
+        with open_file(str(place)) as source:
             if dataset not in source:
                 return
         yield file, dataset
