@@ -209,8 +209,8 @@ _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne,
 }
 _UNARY: Mapping[type[ast.AST], Callable[[Any], Any]] = {
-    ast.USub: np.negative,
-    ast.UAdd: np.positive,
+    ast.USub: operator.neg,  # of Python, so that a number that is written takes the type of a column
+    ast.UAdd: operator.pos,
     ast.Not: np.logical_not,
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -226,6 +226,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sinh": np.sinh,
     "sqrt": np.sqrt,
 }
+# What makes whole numbers that their type may not hold, and the first number that 64 bits do not.
+_WRAPPING = {operator.add, operator.sub, operator.mul, operator.neg}
+_TOO_LARGE = 2**63
 _HOW = "write e.g. 'pt > 20 and abs(eta) < 2.5'"
 
 
@@ -384,11 +387,11 @@ class Selection:
                 parts = [self._value(one, values) for one in tree.values]
                 found = combine.reduce(np.broadcast_arrays(*parts))
             case ast.BinOp():
-                found = _BINARY[type(tree.op)](
-                    self._value(tree.left, values), self._value(tree.right, values)
+                found = _exact(
+                    _BINARY[type(tree.op)], self._value(tree.left, values), self._value(tree.right, values)
                 )
             case ast.UnaryOp():
-                found = _UNARY[type(tree.op)](self._value(tree.operand, values))
+                found = _exact(_UNARY[type(tree.op)], self._value(tree.operand, values))
             case ast.Compare():
                 sides = [self._value(one, values) for one in (tree.left, *tree.comparators)]
                 compared = [
@@ -396,11 +399,33 @@ class Selection:
                 ]
                 found = np.logical_and.reduce(np.broadcast_arrays(*compared))
             case ast.Call(func=ast.Name(id=called)):
-                found = _FUNCTIONS[called](*(self._value(one, values) for one in tree.args))
+                found = _exact(_FUNCTIONS[called], *(self._value(one, values) for one in tree.args))
         return found
 
     def _refuse(self, why: str) -> NoReturn:
         raise ConfigurationError(f"select={self._text!r:.80}: {why}; {_HOW}")
+
+
+def _exact(compute: Callable[..., Any], *sides: Any) -> Any:
+    """Return what a function gives, of whole numbers with a sign and 64 bits: smaller ones wrap around.
+
+    Raises:
+        OverflowError: the result has more bits.
+    """
+    arrays = [np.asarray(one) for one in sides]
+    if any(one.dtype.kind not in "biu" for one in arrays):
+        return compute(*sides)
+    # A number that is written takes the type of the other side, and large unsigned ones have no sign.
+    large = [one.dtype == np.uint64 and one.max(initial=0) >= _TOO_LARGE for one in arrays]
+    whole = [
+        side if type(side) is int or too_large else array.astype(np.int64)
+        for side, array, too_large in zip(sides, arrays, large, strict=True)
+    ]
+    if compute in _WRAPPING:
+        about = np.abs(compute(*(one.astype(np.float64) for one in arrays)))
+        if any(large) or (about >= _TOO_LARGE).any():
+            raise OverflowError("its whole numbers are beyond 64 bits with a sign; multiply one by 1.0")
+    return compute(*whole)
 
 
 def _limits(tree: ast.AST) -> Iterator[tuple[str, type[ast.AST], float]]:

@@ -67,6 +67,10 @@ def test_row_groups_that_cannot_pass_are_not_read(path, monkeypatch, cut, passes
         ("x <= 0.1", np.array([0.1, 0.5, 0.7], "f4")),
         ("x == 0.7", np.array([0.1, 0.5, 0.7], "f4")),
         ("0.7 <= x", np.array([0.1, 0.5, 0.7], "f4")),
+        ("x < -0.1", -np.array([0.1, 0.5, 0.7], "f4")),
+        ("x == -0.7", -np.array([0.1, 0.5, 0.7], "f4")),
+        ("-0.7 >= x", -np.array([0.1, 0.5, 0.7], "f4")),
+        ("-0.5 < x <= -0.1", -np.array([0.1, 0.5, 0.7], "f4")),
         ("x < 1e39", np.array([0.1, 0.5, 0.7], "f4")),
         ("x <= 9007199254740992.0", np.array([2**53 + 1, 2**54, 2**55])),
         ("x < 300", np.array([1, 2, 255], "u1")),
@@ -82,6 +86,13 @@ def test_bounds_are_compared_as_the_numbers_are(tmp_path, cut, numbers):
         with closing(FileSource(str(tmp_path / file), features="x", select=cut, cache="none")) as source:
             found.append(len(source))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+def test_a_number_with_a_sign_is_rounded_like_one_without(sign):
+    x = np.array([float(f"{sign}0.1"), 0.5], "f4")
+    with closing(FileSource({"x": x}, features="x", select=f"x == {sign}0.1")) as source:
+        assert len(source) == 1
 
 
 def test_a_cut_that_nothing_passes_is_refused_without_reading(path, monkeypatch):

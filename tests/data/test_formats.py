@@ -169,6 +169,44 @@ def test_cuts_choose_samples_and_what_is_numbered_after_them(files):
         assert source.take(0, 2)[0].tolist() == [wanted[1], wanted[3]]
 
 
+@pytest.mark.parametrize(
+    ("cut", "wanted"),
+    [
+        ("a - b > 0", [2]),
+        ("-a < 0", [0, 1, 2]),
+        ("a + b == 455", [2]),
+        ("a * b == 4", [1]),
+        ("a * 1000 == 1000", [0]),
+        ("a * 2.5 == 5", [1]),
+        ("abs(c) == 128", [0]),
+        ("c - 1 < 0", [0, 1]),
+        ("abs(sqrt(b) * sqrt(b) - 200) < 0.001", [2]),
+        ("flag + (a > 1) + (b > 2) == 2", [1, 2]),
+        ("flag - (a > 1) < 0", [2]),
+        ("large % 10 == 7", [1, 2]),
+        ("large - 5 == 2", [2]),
+    ],
+)
+def test_whole_numbers_of_a_cut_do_not_wrap_around(cut, wanted):
+    columns = {
+        "a": np.array([1, 2, 255], "u1"),
+        "b": np.array([2, 2, 200], "u1"),
+        "c": np.array([-128, 0, 100], "i1"),
+        "flag": np.array([True, True, False]),
+        "large": np.array([2**63, 2**63 + 9, 7], "u8") if "%" in cut else np.array([5, 6, 7], "u8"),
+        "n": np.arange(3),
+    }
+    with closing(FileSource(columns, features="n", select=cut)) as source:
+        assert source.take(0, len(source))[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("cut", ["u + 1 > 0", "-u < 0", "u - u == 0", "i * i > 0", "i + i > 0", "i - u > 0"])
+def test_whole_numbers_that_64_bits_do_not_hold_are_refused(cut):
+    columns = {"u": np.array([1, 2**63], "u8"), "i": np.array([1, 2**62])}
+    with pytest.raises(ConfigurationError, match=r"select='.*': .* beyond 64 bits.*multiply .* by 1\.0"):
+        FileSource(columns, features="i", select=cut)
+
+
 def test_names_that_are_missing_are_named_with_those_that_are_there(files):
     with pytest.raises(ConfigurationError, match=r"has no 'imag'; it has .*Did you mean 'image'\?"):
         FileSource(files, features="imag")
