@@ -263,7 +263,7 @@ class FileSource:
         cache = cache if self._shareable else "none"
         self._cache = memory_cache(
             cache,
-            lambda: f"{facts} {state_of(self._paths)}",
+            lambda: f"{facts} {state_of([*self._paths, *(file for one in infos for file in one.others)])}",
             self.fields,
             [one.length for one in infos],
             infos[0].grain,

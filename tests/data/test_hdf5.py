@@ -1066,6 +1066,16 @@ def test_sources_are_looked_for_where_hdf5_finds_them(tmp_path, monkeypatch, nam
         assert source.take(0, 3)[0].tolist() == [ord(found)] * 3
 
 
+def test_sources_of_views_behind_a_link_are_beside_the_file_that_has_the_views(tmp_path):
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "gone.h5", x=X)
+    write(tmp_path / "b" / "views.h5", x=virtual)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = h5py.ExternalLink("b/views.h5", "/x")
+    with closing(HDF5Source(tmp_path / "a.h5", features="x")) as source:
+        np.testing.assert_array_equal(source.take(0, 6)[0], X)
+
+
 def test_a_file_that_has_vanished_is_named(tmp_path):
     path = good(tmp_path)
     source = HDF5Source(path, features="x")

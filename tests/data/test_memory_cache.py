@@ -208,6 +208,40 @@ def test_a_folder_of_chunks_is_shared_until_one_of_them_changes(tmp_path, decode
             assert later.take(0, 4)[0].tolist() == [1, 1, 5, 5]
 
 
+@pytest.mark.parametrize("name", ["view", "view of a view", "outer", "raw", "group"])
+def test_what_has_its_numbers_in_other_files_is_shared_until_these_change(
+    tmp_path, decoded, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)  # where HDF5 looks for raw numbers
+    source = write(tmp_path / "source.h5", 0, 4)
+    (tmp_path / "numbers").write_bytes(bytes(32))
+
+    def view(file, name, of, dataset):
+        layout = h5py.VirtualLayout((4, 3), "f4")
+        layout[:] = h5py.VirtualSource(of, dataset, (4, 3))
+        file.create_virtual_dataset(name, layout)
+
+    with h5py.File("views.h5", "w") as file:
+        view(file, "view", "source.h5", "x")
+    with h5py.File("a.h5", "w") as file:
+        view(file, "view", "source.h5", "x")
+        view(file, "view of a view", "views.h5", "view")
+        file["outer"] = h5py.ExternalLink("source.h5", "/x")
+        file.create_dataset("raw", (4,), "f8", external=[("numbers", 0, 32)])
+        file["group/x"] = h5py.ExternalLink("views.h5", "/view")
+    options = {"features": name, "cache": "memory"}
+    with closing(FileSource("a.h5", **options)) as one:
+        one.take(0, 4)
+        decoded.clear()
+        with closing(FileSource("a.h5", **options)) as same:
+            same.take(0, 4)
+        assert not decoded
+        os.utime("numbers" if name == "raw" else source, (0, 0))
+        with closing(FileSource("a.h5", **options)) as other:
+            other.take(0, 4)
+        assert len(decoded) == 4
+
+
 def test_a_batch_is_not_the_memory_itself(files):
     with closing(FileSource(files, features="x", labels="y", cache="memory")) as source:
         for shuffle in (True, False):

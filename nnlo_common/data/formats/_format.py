@@ -79,6 +79,7 @@ class FileInfo:
         ragged: the names of the columns with rows of unequal length.
         how: of what the encoding consists, for advice.
         piece_bytes: of the smallest piece that is decoded by itself; 0: any.
+        others: further files that its samples are in.
     """
 
     path: str
@@ -90,6 +91,7 @@ class FileInfo:
     ragged: frozenset[str] = frozenset()
     how: str = ""
     piece_bytes: int = 0
+    others: tuple[str, ...] = ()
 
 
 class OpenedFile(Protocol):

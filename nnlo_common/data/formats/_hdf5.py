@@ -45,33 +45,38 @@ _MOST_BLOCKS = 100_000  # sources of a pattern
 _Identity: TypeAlias = tuple[int, int, int]
 
 
-def check_sources(path: str, dataset: Any, inside_of: tuple[_Identity, ...] = ()) -> None:
+def check_sources(path: str, dataset: Any, inside_of: tuple[_Identity, ...] = ()) -> set[str]:
     """Refuse data in missing files or datasets, for which HDF5 silently reads zeros, and data in itself.
 
     Args:
-        path: of the file.
+        path: of the file, for messages; the dataset may be in another one, behind a link.
         dataset: one of its datasets.
         inside_of: the virtual datasets that lead to it; reading a circle of them ends the process.
+
+    Returns:
+        the files that have its data.
     """
-    for name, _, _ in dataset.external or ():
-        _check_file(path, dataset.name, name)
+    file = dataset.file.filename
+    found = {file, *(_checked(path, dataset, name) for name, _, _ in dataset.external or ())}
     if not dataset.is_virtual:
-        return
+        return found
     here = _identity(dataset)
     if here in inside_of or len(inside_of) >= _DEEPEST:
-        found = "its data in itself" if here in inside_of else f"over {_DEEPEST} sources inside each other"
+        what = "its data in itself" if here in inside_of else f"over {_DEEPEST} sources inside each other"
         raise ConfigurationError(
-            f"{path}: the virtual dataset {dataset.name} has {found}, which HDF5 cannot read; make it again"
+            f"{path}: the virtual dataset {dataset.name} has {what}, which HDF5 cannot read; make it again"
         )
     chain = (*inside_of, here)
     for one in dataset.virtual_sources():
-        for name, inside in _blocks(path, one.file_name, one.dset_name):
+        for name, inside in _blocks(file, one.file_name, one.dset_name):
             if name == ".":
-                _check_sources_of(dataset.file.get(inside), f"{inside!r} of this file", dataset, chain)
+                found |= _check_sources_of(
+                    dataset.file.get(inside), f"{inside!r} of this file", dataset, chain
+                )
             else:
-                _check_file(path, dataset.name, name)
-                with open_file(str(_place(path, name))) as source:
-                    _check_sources_of(source.get(inside), f"{inside!r} of {name!r}", dataset, chain)
+                with open_file(_checked(path, dataset, name)) as source:
+                    found |= _check_sources_of(source.get(inside), f"{inside!r} of {name!r}", dataset, chain)
+    return found
 
 
 def _place(path: str, name: str) -> Path:
@@ -90,7 +95,7 @@ def is_special(path: str, name: str) -> bool:
     return found.exists() and not found.is_file()
 
 
-def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Identity, ...]) -> None:
+def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Identity, ...]) -> set[str]:
     import h5py
 
     if not isinstance(found, h5py.Dataset):
@@ -98,19 +103,22 @@ def _check_sources_of(found: Any, label: str, dataset: Any, inside_of: tuple[_Id
             f"{dataset.file.filename}: {dataset.name} has its data in {label}, which does not exist; HDF5 "
             "would read zeros, so make one of the two files again"
         )
-    check_sources(found.file.filename, found, inside_of)
+    return check_sources(found.file.filename, found, inside_of)
 
 
-def _check_file(path: str, dataset: str, name: str) -> None:
-    if not _place(path, name).exists():
+def _checked(path: str, dataset: Any, name: str) -> str:
+    """Return the path of a file that has data of a dataset; refuse one that is missing, or is none."""
+    file = dataset.file.filename
+    if not (place := _place(file, name)).exists():
         raise ConfigurationError(
-            f"{path}: {dataset} has its data in {name!r}, which does not exist; HDF5 would read zeros, so "
-            "put that file there"
+            f"{path}: {dataset.name} has its data in {name!r}, which does not exist; HDF5 would read zeros, "
+            "so put that file there"
         )
-    if is_special(path, name):
+    if is_special(file, name):
         raise ConfigurationError(
-            f"{path}: {dataset} has its data in {name!r}, which is not an ordinary file; make it again"
+            f"{path}: {dataset.name} has its data in {name!r}, which is not an ordinary file; make it again"
         )
+    return str(place)
 
 
 def _blocks(path: str, name: str, inside: str) -> Iterator[tuple[str, str]]:
@@ -166,10 +174,12 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
         found: dict[str, Any] = {}
         groups: list[int | None] = []
         fields: list[Field] = []
+        others: set[str] = set()
         for name in names:
             inside = dict(_datasets(file, path, name))
             groups.append(None if [*inside] == [_name_of(name)] else len(inside))
             fields += [_field(path, *one) for one in inside.items()]
+            others |= set[str]().union(*(check_sources(path, one) for one in inside.values()))
             found |= inside
         datasets = [*found.values()]
         lengths = {name: int(one.shape[0]) for name, one in found.items()}
@@ -192,6 +202,7 @@ def _inspect(path: str, names: Sequence[str], locking: bool | None) -> FileInfo:
             piece_bytes=min(
                 (math.prod(one.chunks) * one.dtype.itemsize for one in datasets if one.chunks), default=0
             ),
+            others=tuple(sorted(others - {path})),
         )
 
 
@@ -300,7 +311,6 @@ def _field(path: str, name: str, dataset: Any) -> Field:
             "float32 or an integer type, or name another dataset"
         )
     _check_size(path, dataset)
-    check_sources(path, dataset)
     _check_filters(path, dataset)
     return Field(name, tuple(map(int, dataset.shape[1:])), dtype.newbyteorder("="))
 
