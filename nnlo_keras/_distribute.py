@@ -52,7 +52,13 @@ from nnlo_keras._compat import (
 )
 from nnlo_keras._exchanges import BatchSizes, Exchanges, Passes, Rates
 from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in_groups
-from nnlo_keras._model_optimizers import any_wrapper_in, assign_variables, build, wrappers_in
+from nnlo_keras._model_optimizers import (
+    any_wrapper_in,
+    assign_variables,
+    build,
+    refuse_constraints,
+    wrappers_in,
+)
 from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
 from nnlo_keras._shard import another_share, can_be_another_share, warn_of_data
@@ -502,7 +508,10 @@ class Distribute(keras.callbacks.Callback):
             raise ConfigurationError(
                 "this optimizer was built before nnlo knew the ranks; make a new one for this training"
             )
-        self._prepare(first.topology(world).assignment(world.rank).title)
+        topology = first.topology(world)
+        ranks = sum(map(len, topology.cell_of(world.rank).groups))
+        refuse_constraints(wrappers, alone=ranks == 1 and not first.algorithm.lag)
+        self._prepare(topology.assignment(world.rank).title)
         weights = Weights(self.model, wrappers)
         self._statistics = Statistics.of(self.model, weights.variables)
         trained = Trained(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,11 +10,20 @@ import keras
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import readable
 from nnlo_keras import _compat
-from nnlo_keras._compat import kept_by_tensorflow, trained_by
+from nnlo_keras._compat import kept_by_tensorflow, schedule_of, trained_by
+from nnlo_keras._stretches import rule_of
 from nnlo_keras._variable_layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
-__all__ = ["any_wrapper_in", "assign_variables", "build", "build_metrics", "optimizers_of", "wrappers_in"]
+__all__ = [
+    "any_wrapper_in",
+    "assign_variables",
+    "build",
+    "build_metrics",
+    "optimizers_of",
+    "refuse_constraints",
+    "wrappers_in",
+]
 
 # -- building of models and metrics that have no variables before they know their data -----------------
 
@@ -129,6 +138,35 @@ def assign_variables(model: Any, wrappers: Mapping[str, Wrapper]) -> None:
                     f"both {owner} and {name} are built to train {variable.path!r}, but only one may; "
                     f"{_how_to_build(name)}"
                 )
+
+
+def refuse_constraints(wrappers: Sequence[Wrapper], *, alone: bool) -> None:
+    """Refuse variables with a constraint if not only a Keras optimizer would move them.
+
+    Args:
+        wrappers: the wrapped optimizers, built.
+        alone: whether one worker's optimizer steps as in a process alone.
+
+    Raises:
+        ConfigurationError: there is such a variable.
+    """
+    first = wrappers[0]
+    rule, name, problem = first.algorithm, type(first).__name__, ""
+    if first.ranks.servers and (rule.optimizer_runs == "nowhere" or getattr(rule, "outer_momentum", 0)):
+        problem = (
+            f"but {name} moves the weights by a momentum of its own, which does not keep it; leave it out, "
+            "or use an algorithm that steps with your optimizer only, such as Downpour or LocalSGD"
+        )
+    elif rule.steps_in_place and not alone and schedule_of(first.inner_optimizer) is not None:
+        problem = (
+            f"so {name} scales the learning rate of {type(first.inner_optimizer).__name__}, which must be a "
+            "number, not a LearningRateSchedule; leave out one of them, or use a LearningRateScheduler"
+        )
+    for variable in (one for wrapper in wrappers for one in wrapper.owned):
+        if problem and (found := rule_of(variable)):
+            error = ConfigurationError(f"the variable {variable.path!r} has {found}, {problem}")
+            error.collective = True  # all ranks have the same model
+            raise error
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from nnlo_common import ConfigurationError, Layout
 from nnlo_common.plugin import Stretch, Vector
 from nnlo_keras._compat import decays, schedule_of
 
-__all__ = ["OptionsByPlace", "own_momentum", "rate_at", "refuse_options", "without_momentum"]
+__all__ = ["OptionsByPlace", "own_momentum", "rate_at", "refuse_options", "rule_of", "without_momentum"]
 
 _OF_STRETCHES = ("SGD", "Adam", "AdamW")
 #: Options that a step at the pace of several workers does not have.
@@ -41,6 +41,13 @@ def _has_stretches(optimizer: Any) -> bool:
     # Each back end has its own subclasses of these, which step as they do; a user's may step otherwise.
     kind = type(optimizer)
     return kind.__name__ in _OF_STRETCHES and kind.__module__.partition(".")[0] == "keras"
+
+
+def rule_of(variable: Any) -> str:
+    """Return what else than steps sets a variable, which only its optimizer does in Keras; empty: nothing."""
+    if getattr(variable, "constraint", None) is not None:
+        return "a constraint"
+    return "overwrite_with_gradient" if getattr(variable, "overwrite_with_gradient", False) else ""
 
 
 def own_momentum(optimizer: Any, owner: str) -> tuple[float, bool]:
@@ -101,16 +108,18 @@ class OptionsByPlace:
         self._places = [slice(s.offset - place.start, s.offset - place.start + s.size) for s in segments]
         self._marks = layout.marks()[mine] - place.start
         self._variables = [variables[index] for index in mine]
+        # Of all parts alike: one gain is measured for all.
+        self._stretched = _has_stretches(optimizer) and not any(map(rule_of, variables))
 
     def read(self, gradient: Vector | None, progress: float) -> list[Stretch] | None:
-        """Return the options as they are now; None: of an optimizer without stretches.
+        """Return the options as they are now; None: only the optimizer can make a step.
 
         Args:
             gradient: leave out variables that have no gradient in it; None: all of them.
             progress: the steps of one process so far, for a schedule.
         """
         optimizer = self._optimizer
-        if not _has_stretches(optimizer):
+        if not self._stretched:
             return None
         there = np.ones(len(self._places), bool) if gradient is None else gradient[self._marks] != 0
         adaptive = not isinstance(optimizer, keras.optimizers.SGD)

@@ -7,8 +7,10 @@ import json
 import os
 import re
 
+import numpy as np
 import pytest
 
+from nnlo_common.testing import MemoryCluster
 from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 from tests.helpers.shared_folders import written_once
@@ -280,3 +282,35 @@ def test_optimizers_that_are_not_built_end_the_job():
     done = mpiexec(3, PROGRAMS / "keras_misuse.py", "unbuilt optimizers", timeout_s=60, env=on("torch"))
     assert done.returncode != 0
     assert re.search(r"d_optimizer is not built.*self\.d_optimizer\.build", done.stderr), done.stderr
+
+
+class Scale(keras.layers.Layer):
+    """A number that is set to its gradient, as the scales of float8 are."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), name="scale")
+        self.scale.overwrite_with_gradient = True
+
+    def call(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    ("layer", "found"),
+    [
+        (lambda: keras.layers.Dense(1, kernel_constraint="non_neg"), "kernel' has a constraint"),
+        (Scale, "scale' has overwrite_with_gradient"),
+    ],
+)
+@pytest.mark.parametrize("name", ["GEM", "EAMSGD", "DiLoCo"])
+def test_constraints_are_refused_where_another_momentum_moves_the_weights(name, layer, found, monkeypatch):
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+    def program(world):
+        model = keras.Sequential([keras.Input((1,)), layer()])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.5, nesterov=name == "EAMSGD")
+        model.compile(getattr(nk, name)(optimizer), "mse")
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), verbose=0, callbacks=[nk.Distribute(world=world)])
+
+    with pytest.raises(ConfigurationError, match=f"{found}, but {name} moves"), MemoryCluster(2) as cluster:
+        cluster.run(program, timeout_s=100)

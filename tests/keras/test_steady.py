@@ -255,3 +255,51 @@ def test_a_pass_that_is_left_early_is_ended(kind, tmp_path):
         assert len(batches) == EPOCHS
         assert min(batches) > 0
         assert given.ended >= given.begun > EPOCHS or kind == "file"  # Keras may end one to build
+
+
+def constrained(world, optimizer, **options):
+    """Train a model whose kernel is pulled below zero, where it may not be; return its weights."""
+    x, _ = samples()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+    model.set_weights([np.ones((4, 1), "float32"), np.zeros(1, "float32")])
+    model.compile(nk.Steady(optimizer, **options), "mse")
+    shared = {key: options[key] for key in ("servers", "group_size") if key in options}
+    x, y = nk.shard(x, -x.sum(1, keepdims=True), world=world, **shared)
+    callbacks = [nk.Distribute(world=world)]
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=callbacks)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "options"),
+    [
+        (3, "SGD", {}),
+        (3, "AdamW", {}),
+        (3, "SGD", {"lag": 1}),
+        (3, "SGD", {"synchronous": True}),
+        (4, "Adam", {"servers": 2}),
+        (3, "Adam", {"servers": 0}),
+        (5, "SGD", {"group_size": 2}),
+    ],
+)
+def test_constraints_hold_on_every_rank(ranks, name, options):
+    with MemoryCluster(ranks) as cluster:
+        make = getattr(keras.optimizers, name)
+        found = cluster.run(lambda world: constrained(world, make(0.1), **options), timeout_s=100)
+    for kernel, _ in found:
+        assert kernel.min() >= 0
+        assert kernel.max() < 0.9, "nothing has moved"
+
+
+def test_a_schedule_cannot_scale_the_steps_of_constrained_variables():
+    refusal = pytest.raises(
+        ConfigurationError, match="kernel' has a constraint, so Steady scales the learning"
+    )
+    with refusal, MemoryCluster(3) as cluster:
+        cluster.run(lambda world: constrained(world, plain("schedule")), timeout_s=100)
+
+
+def test_one_worker_keeps_constraints_with_a_schedule():
+    with MemoryCluster(2) as cluster:
+        found = cluster.run(lambda world: constrained(world, plain("schedule")), timeout_s=100)
+    assert min(kernel.min() for kernel, _ in found) >= 0
