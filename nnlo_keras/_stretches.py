@@ -148,14 +148,17 @@ class OptionsByPlace:
 
     def clip(self, gradient: Vector) -> None:
         """Clip a gradient in place, as the optimizer does before its steps."""
-        optimizer = self._optimizer
-        if (most := getattr(optimizer, "clipvalue", None)) is not None:
-            np.clip(gradient, -np.float32(most), np.float32(most), out=gradient)
-        if (most := getattr(optimizer, "clipnorm", None)) is not None:
+        value, each, whole = (
+            max(0.0, getattr(self._optimizer, name, None) or 0.0)  # Keras ignores 0 and less
+            for name in ("clipvalue", "clipnorm", "global_clipnorm")
+        )
+        if value:
+            np.clip(gradient, -np.float32(value), np.float32(value), out=gradient)
+        if each:
             for place in self._places:
-                _shorten(gradient[place], most)
-        if (most := getattr(optimizer, "global_clipnorm", None)) is not None:
-            _shorten(gradient, most)
+                _shorten(gradient[place], each)
+        if whole:
+            _shorten(gradient, whole)
 
     def _follows(self, before: slice, place: slice) -> bool:
         """Whether one place follows another, but for the mark between them."""

@@ -183,9 +183,10 @@ def test_weight_decay_is_read_variable_by_variable():
     assert (decays[first], decays[second]) == (0.3, 0.0)
 
 
-@pytest.mark.parametrize("option", [{"clipvalue": 0.5}, {"clipnorm": 0.7}, {"global_clipnorm": 0.9}])
-def test_gradients_are_clipped_as_the_optimizer_clips_them(option):
-    optimizer = keras.optimizers.SGD(1.0, **option)
+@pytest.mark.parametrize("most", [0.5, 0.0])  # Keras ignores 0
+@pytest.mark.parametrize("option", ["clipvalue", "clipnorm", "global_clipnorm"])
+def test_gradients_are_clipped_as_the_optimizer_clips_them(option, most):
+    optimizer = keras.optimizers.SGD(1.0, **{option: most})
     model = model_of(optimizer)
     variables = model.trainable_variables
     gradients = [np.array([[1.5], [-0.2], [0.4], [-2.0]], "float32"), np.array([0.8], "float32")]
