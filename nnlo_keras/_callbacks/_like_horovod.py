@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -138,6 +139,17 @@ class MetricAverage(RankCallback):
 # -- a learning rate that begins low --------------------------------------------------------------------
 
 
+class _Warming(NamedTuple):
+    """A warm-up: the rate at its end, and the one that it has set last."""
+
+    end: float
+    set: float
+
+
+#: The last warm-up of each innermost optimizer: a later `fit` finds it with a rate on its way up.
+_WARMING: WeakKeyDictionary[Any, _Warming] = WeakKeyDictionary()
+
+
 class WarmUp(RankCallback):
     """Raises the learning rate, batch by batch, to the rate that the optimizer was compiled with.
 
@@ -148,7 +160,8 @@ class WarmUp(RankCallback):
     that suits yours. (Goyal et al. 2017, arXiv:1706.02677, section 2.2) Where progress ends epochs (see
     `Steady`), it follows progress: `epochs` are worth those of one process, and `steps` its batches.
 
-    A resumed training (`Checkpoint`, `fit(initial_epoch=...)`) continues warming up where it was.
+    A resumed training (`Checkpoint`, `fit(initial_epoch=...)`) continues warming up where it was, to the
+    same rate unless another was set meanwhile.
 
     Args:
         epochs: length of the warm-up; may be part of an epoch.
@@ -181,7 +194,12 @@ class WarmUp(RankCallback):
     def set_model(self, model: Any) -> None:
         """Record the compiled rate, before anything loads or sets another."""
         super().set_model(model)
-        self._rate = _rate_of(model.optimizer)
+        optimizer = _innermost(model.optimizer)
+        rate = _rate_of(optimizer)
+        before = _WARMING.get(optimizer, _Warming(float(rate), float(rate)))
+        # An optimizer may keep it with fewer digits.
+        self._on_its_way = before.end != before.set and rate.dtype.type(before.set) == rate
+        self._rate = before.end if self._on_its_way else float(rate)
 
     def before_start(self, role: str) -> None:
         """Compute the number of batches of the warm-up."""
@@ -220,7 +238,8 @@ class WarmUp(RankCallback):
         self._before = self._before + self._in_epoch if steps is None else epoch * steps
         self._in_epoch = 0
         if self._warm is None:  # if already warm on resuming, keep the rate that other callbacks have set
-            self._warm = not self.trains or self._before > self._total
+            over = self._before > self._total and not self._on_its_way
+            self._warm = not self.trains or over
             self._let_go = self._warm
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -255,16 +274,21 @@ class WarmUp(RankCallback):
         synchronise(self.model)
         part = 1.0 if self._warm else self.start + (1 - self.start) * done
         self.model.optimizer.learning_rate = part * self._rate
+        _WARMING[_innermost(self.model.optimizer)] = _Warming(self._rate, part * self._rate)
 
 
-def _rate_of(optimizer: Any) -> float:
-    """Return the rate of the innermost optimizer, or refuse a schedule."""
+def _innermost(optimizer: Any) -> Any:
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def _rate_of(optimizer: Any) -> Any:
+    """Return an optimizer's rate as it is kept, or refuse a schedule."""
     if (schedule := schedule_of(optimizer)) is not None:
         raise ConfigurationError(
             f"WarmUp() found the schedule {type(schedule).__name__} as the learning rate of "
             f"{type(optimizer).__name__}; a schedule warms up by itself, e.g. "
             "keras.optimizers.schedules.CosineDecay(..., warmup_target=..., warmup_steps=...)"
         )
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    return np.asarray(keras.ops.convert_to_numpy(optimizer.learning_rate))

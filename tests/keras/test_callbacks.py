@@ -234,6 +234,39 @@ def test_a_training_that_goes_on_goes_on_warming_up(tmp_path):
     assert got.rates == want.rates
 
 
+@pytest.mark.parametrize("again", [True, False], ids=["the same callback", "another one"])
+def test_a_second_fit_goes_on_warming_up(again):
+    want, got = Rates(), Rates()
+    fit([nk.WarmUp(3.5), want], epochs=5)
+    warm = nk.WarmUp(3.5)
+    model, _ = fit([warm, got], epochs=2)
+    fit([warm if again else nk.WarmUp(3.5), got], model=model, epochs=5, initial_epoch=2)
+    assert got.rates == want.rates
+
+
+def test_a_second_fit_warms_up_to_a_rate_that_was_set_between():
+    rates = Rates()
+    model, _ = fit([nk.WarmUp(3.5)], epochs=2)
+    model.optimizer.learning_rate = 0.5
+    fit([nk.WarmUp(3.5), rates], model=model, epochs=5, initial_epoch=2)
+    assert rates.rates[-1] == 0.5
+
+
+def test_a_shorter_warm_up_in_a_second_fit_ends_at_once():
+    rates = Rates()
+    model, _ = fit([nk.WarmUp(3.5)], epochs=2)
+    fit([nk.WarmUp(1), rates], model=model, epochs=3, initial_epoch=2)
+    assert rates.rates == pytest.approx(5 * [0.01])
+
+
+def test_another_callback_has_the_rate_of_a_second_fit_once_it_is_warm():
+    rates = Rates()
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    model, _ = fit([nk.WarmUp(1)], epochs=2)
+    fit([halve, nk.WarmUp(1), rates], model=model, epochs=3, initial_epoch=2)
+    assert rates.rates == pytest.approx(5 * [0.005])
+
+
 def test_a_rate_that_was_reduced_after_it_stays_reduced(tmp_path):
     rates = Rates()
     reduce = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.001 if epoch == 2 else rate)
