@@ -394,6 +394,7 @@ class KerasCenterOptimizer:
         self._kept: tuple[Vector, ...] | None = None  # momentum and mean square, if not in variables
         self._commits, self._progress = 0, 0.0
         self._left = False  # workers have the momentum
+        self._square: float | None = None  # of the centre, as scaled steps have left it
         segments, marks, mine = weights.layout.segments, weights.layout.marks(), weights.layout.inside(place)
         views = weights.parameters.views()
         for optimizer, owned in zip(self._optimizers, weights.places, strict=True):
@@ -446,13 +447,16 @@ class KerasCenterOptimizer:
         return self._stretches.read(gradient, self._progress)
 
     def step_scaled(self, x: Vector, gradient: Vector, scale: float) -> None:
-        """Step with `scale` times the learning rate."""
+        """Step with `scale` times the learning rate, from `x` as it is now."""
+        if self._square != float(np.dot(x, x)):  # it has been moved back: the variables are elsewhere
+            self._weights.publish()
         rate = self.learning_rate
         self.learning_rate = rate * scale
         try:
             self.step(x, gradient)
         finally:
             self.learning_rate = rate
+        self._square = float(np.dot(x, x))
 
     def keep_in(self, velocity: Vector, square: Vector) -> int:
         """Keep the momentum and Adam's mean square in these vectors; return the steps made so far."""

@@ -14,6 +14,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_keras._stretches import OptionsByPlace  # noqa: E402
 from nnlo_keras._variable_layout import layout_of  # noqa: E402
+from nnlo_keras._weights import KerasCenterOptimizer, Weights  # noqa: E402
 
 pytestmark = [
     pytest.mark.framework("keras"),
@@ -203,6 +204,21 @@ def test_gradients_are_clipped_as_the_optimizer_clips_them(option, most):
     OptionsByPlace(optimizer, variables, layout, slice(0, layout.size)).clip(flat)
     for segment, one in zip(layout.segments, expected, strict=True):
         np.testing.assert_allclose(flat[segment.place], one.ravel(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_scaled_step_starts_where_a_retreat_has_put_the_centre():
+    model = model_of(nk.Steady(keras.optimizers.RMSprop(0.1)))
+    wrapper = model.optimizer
+    wrapper.build(model.trainable_variables)
+    weights = Weights(model, [wrapper])
+    optimizer = KerasCenterOptimizer([wrapper], weights, slice(0, weights.layout.size))
+    center = weights.parameters.vector
+    begun, gradient = center.copy(), np.ones_like(center)
+    for _ in range(3):
+        optimizer.step_scaled(center, gradient, 1.0)
+    np.copyto(center, begun)
+    optimizer.step_scaled(center, gradient, 0.0)
+    np.testing.assert_array_equal(center, begun)
 
 
 class Rows(keras.utils.PyDataset):
