@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -682,13 +683,45 @@ def test_metrics_to_stop_by_have_to_be_measured():
     every = [*names, "val_loss", "val_accuracy"]
     assert Stopping(settings(early_stopping=3), every).by == "val_loss"
     assert Stopping(settings(early_stopping=3), names).by == "loss"
-    assert [rises(name) for name in ("val_accuracy", "auc", "val_loss", "mae")] == [True, True, False, False]
     with pytest.raises(
         ConfigurationError, match=r"--target-metric val_accurac: .* did you mean 'val_accuracy'"
     ):
         Stopping(settings(target_metric="val_accurac > 0.9"), every)
     with pytest.raises(ConfigurationError, match=r"val_ needs --val"):
         Stopping(settings(target_metric="val_accuracy > 0.9"), names)
+
+
+RISING = """AUC Accuracy BinaryAccuracy BinaryIoU CategoricalAccuracy ConcordanceCorrelation CosineSimilarity
+    F1Score FBetaScore IoU MeanIoU OneHotIoU OneHotMeanIoU PearsonCorrelation Precision PrecisionAtRecall
+    R2Score Recall RecallAtPrecision SensitivityAtSpecificity SparseCategoricalAccuracy
+    SparseTopKCategoricalAccuracy SpecificityAtSensitivity TopKCategoricalAccuracy TrueNegatives
+    TruePositives"""
+
+
+@pytest.mark.parametrize("name", ["acc", "auc_1", "val_auc_12", "f1", "binary_io_u", "r2_score"])
+def test_these_metrics_should_rise(name):
+    assert rises(name)
+
+
+@pytest.mark.parametrize("name", ["loss", "val_loss", "mae", "mse_2", "BinaryCrossentropy", "iou_loss", ""])
+def test_these_metrics_should_fall(name):
+    assert not rises(name)
+
+
+@pytest.mark.slow
+@pytest.mark.framework("keras")
+def test_the_metrics_of_keras_rise_as_classes_and_as_keras_logs_them():
+    keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+    rising = set()
+    for name, kind in vars(keras.metrics).items():
+        if isinstance(kind, type):
+            required = {"num_classes": 2, "target_class_ids": [0]}
+            required |= dict.fromkeys(("recall", "precision", "sensitivity", "specificity"), 0.5)
+            wanted = {one: required[one] for one in signature(kind).parameters.keys() & required.keys()}
+            logged = name if name == "MeanMetricWrapper" else kind(**wanted).name
+            assert rises(name) == rises(logged) == rises(f"val_{logged}_3"), (name, logged)
+            rising |= {name} if rises(name) else set()
+    assert rising == {*RISING.split()} & {*vars(keras.metrics)}
 
 
 @pytest.mark.parametrize(

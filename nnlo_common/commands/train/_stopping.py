@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -12,8 +13,12 @@ from nnlo_common.training._early_stopping import EarlyStopping
 
 __all__ = ["Stopping", "rises", "with_validation"]
 
-# Metrics whose names end in these should rise.
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "r2", "iou")
+# Metrics whose names end in these should rise; compared without case, "_", "score" and a number, as Keras
+# logs BinaryIoU as binary_io_u, or as binary_io_u_1.
+_RISING = (
+    *("acc", "accuracy", "auc", "precision", "recall", "sensitivity", "specificity"),
+    *("f1", "fbeta", "r2", "iou", "cosinesimilarity", "correlation", "truepositives", "truenegatives"),
+)
 
 
 class Stopping:
@@ -117,10 +122,11 @@ def rises(metric: str) -> bool:
     """Whether a metric should rise, judged by its name.
 
     Example:
-        >>> rises("val_accuracy"), rises("val_loss")
-        (True, False)
+        >>> rises("val_accuracy"), rises("F1Score"), rises("val_auc_1"), rises("val_loss")
+        (True, True, True, False)
     """
-    return metric.endswith(_RISING)
+    plain = re.sub(r"_[0-9]+$", "", metric).replace("_", "").lower()
+    return plain.removesuffix("score").endswith(_RISING)
 
 
 def with_validation(metrics: Sequence[str], validates: bool) -> list[str]:
