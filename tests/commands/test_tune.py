@@ -576,6 +576,25 @@ def test_what_was_broken_off_is_removed_or_goes_on():
     assert sorted(path.name for path in Path("s", TRIAL).glob("*")) == ["0000", "0000.json"]
 
 
+def test_what_was_interrupted_goes_on_under_its_name_only():
+    left = ("0002", {"x": 1}, 9), ("0003", {"x": 1}, 8)
+    found = Found(("0000", "0001"), left)
+    assert found.home("0002", {"x": 1}, 5) == ("0002", 9)
+    assert found.home("0004", {"x": 1}, 5) == ("0004", 5)
+    assert found.home("0003", {"x": 2}, 5) == ("0003-2", 5)
+    assert Found(("0001", "0001-2")).home("0001-2", {"x": 1}, 5) == ("0001-3", 5)
+
+
+def test_the_models_of_the_best_trial_stay_though_another_one_names_its_folder():
+    trial("0000")
+    model = Path("s", TRIAL, "0000", "weights.pt")
+    model.write_bytes(b"")
+    folders.drop_models(Path("s"), "0000", best="0000")
+    assert model.exists()
+    folders.drop_models(Path("s"), "0000", best="0001")
+    assert not model.exists()
+
+
 # -- what is told --------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,22 @@ def test_a_search_that_was_killed_goes_on_with_what_its_trials_had(capsys):
     assert "trial 1" in capsys.readouterr().out
 
 
+def test_what_was_interrupted_goes_on_once_and_equal_trials_are_trained():
+    Path("space.toml").write_text("batch = [10]\n")
+    words = ["--space", "space.toml", "--objective", "loss", "--checkpoint", "--run", "s"]
+    words = ["tune", *WORDS[: WORDS.index("--batch")], "--hyper-opt", "random", *words, "--num-iterations"]
+    assert main([*words, "1"]) == 0
+    journal = Path("s/journal.jsonl")
+    kept = [line for line in journal.read_text().splitlines(keepends=True) if '"state"' not in line]
+    journal.write_text("".join(kept))  # as if killed at the end of the trial
+    assert main([*words, "3"]) == 0
+    trials = searched("s")["trials"]
+    assert [trial["folder"] for trial in trials] == ["0000", "0001", "0002"]
+    assert len({trial["value"] for trial in trials}) == 3, "each has its own seed"
+    best = min(trials, key=lambda trial: trial["value"])
+    assert [path.parts[2] for path in Path("s/trials").rglob("weights.pt")] == [best["folder"]]
+
+
 def test_a_trial_that_fails_costs_nothing_else(capsys):
     Path("space.toml").write_text("fault = [false, true]\n")
     words = ["--space", "space.toml", "--run", "s", "--num-iterations", "6", "--objective", "loss"]

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -61,20 +61,25 @@ class Found:
     taken: tuple[str, ...] = ()
     left: tuple[tuple[str, Mapping[str, Any], int], ...] = ()
 
-    def home(self, number: int, chosen: Mapping[str, Any], seed: int) -> tuple[str, int]:
+    def home(self, own: str, chosen: Mapping[str, Any], seed: int) -> tuple[str, int]:
         """Return the folder name and seed of a trial: those of its first start, if it was interrupted.
 
+        Args:
+            own: the name that the trial keeps, which no other trial of the search has.
+            chosen: its parameters.
+            seed: its seed, if it begins now.
+
         Example:
-            >>> Found(("0003",), (("0002", {"x": 1}, 9),)).home(3, {"x": 1}, 5)
+            >>> Found(("0003",), (("0002", {"x": 1}, 9),)).home("0002", {"x": 1}, 5)
             ('0002', 9)
-            >>> Found(("0003",)).home(3, {"x": 1}, 5)
+            >>> Found(("0003",)).home("0003", {"x": 1}, 5)
             ('0003-2', 5)
         """
         for name, parameters, begun in self.left:
-            if parameters == chosen:
+            if (name, parameters) == (own, chosen):
                 return name, begun
-        names = (f"{number:04}" + (f"-{turn}" if turn > 1 else "") for turn in count(1))
-        taken = {*self.taken, *(name for name, _, _ in self.left)}
+        stem, taken = own.partition("-")[0], {*self.taken, *(name for name, _, _ in self.left)}
+        names = chain([own], (f"{stem}-{turn}" for turn in count(2)))
         return next(name for name in names if name not in taken), seed
 
 
@@ -195,15 +200,16 @@ def known_value(run: Path) -> float | None:
     return float(value) if is_number(value) else None
 
 
-def drop_models(folder: Path, trial: str) -> None:
+def drop_models(folder: Path, trial: str, best: str | None = None) -> None:
     """Remove the models of a trial; its configuration can train them again.
 
     Args:
         folder: of the search.
         trial: the name of the trial's folder, as the journal has it; nothing outside of it is removed.
+        best: the name of the best trial's folder, whose models stay.
     """
     home = folder / TRIAL / trial
-    if not is_trial_name(trial) or home.is_symlink() or home.parent.is_symlink():
+    if trial == best or not is_trial_name(trial) or home.is_symlink() or home.parent.is_symlink():
         return
     for run in (home, *home.glob("fold*")):
         for name in () if run.is_symlink() else _MODELS:

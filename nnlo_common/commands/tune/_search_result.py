@@ -69,8 +69,8 @@ def conclude(study: Any, facts: SearchFacts) -> str:
     good = [one for one in trials if one.value is not None]
     best = best_of(facts.figure, good)
     for one in trials:
-        if one is not best and not facts.request.search.keep_models:
-            drop_models(facts.folder, one.folder)
+        if not facts.request.search.keep_models:
+            drop_models(facts.folder, one.folder, best=best.folder if best else None)
     weights, hint = importances(study, good)
     write_json(facts.folder / RESULT, _record(facts, trials, best, weights))
     drawings = figures(study, trials, facts.figure.name, weights)

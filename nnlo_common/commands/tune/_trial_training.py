@@ -40,7 +40,7 @@ from nnlo_common.commands.tune._search_folder import (
 )
 from nnlo_common.commands.tune._search_result import conclude
 from nnlo_common.search import optimize
-from nnlo_common.search.coordinator._trial_results import COORDINATOR
+from nnlo_common.search.coordinator._trial_results import COORDINATOR, NAME
 from nnlo_common.search.samplers._seeding import seed_of
 from nnlo_common.training._joining import launched
 from nnlo_common.training.report._live_table import is_live
@@ -120,7 +120,7 @@ class _TrialWatch:
         self._best = best_of(self._facts.figure, [one] if before is None else [before, one])
         worse = before if self._best is one else one
         if worse is not None and not self._facts.request.search.keep_models:
-            drop_models(self._facts.folder, worse.folder)
+            drop_models(self._facts.folder, worse.folder, best=self._best.folder if self._best else None)
 
     def _write(self, lines: list[str], rows: list[str]) -> None:
         """Print lines that stay, and below them rows that the next call replaces."""
@@ -155,7 +155,8 @@ class TrialTraining:
         chosen = self.facts.space.suggest(trial)
         fold, folds = trial.fold, trial.folds
         # The folds of a trial share a seed, so that they differ only by their samples.
-        name, seed = self.found.home(trial.number, chosen, seed_of(self.facts.request.seed, trial.number))
+        seed = seed_of(self.facts.request.seed, trial.number)
+        name, seed = self.found.home(trial.user_attrs[NAME], chosen, seed)
         if fold == 0:
             for key, value in ((BLOCK, self.block), (BEGAN, time.time()), (FOLDER, name)):
                 if key not in trial.user_attrs:  # it is set if the trial continues with more ranks
