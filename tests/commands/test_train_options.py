@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 import zipfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -493,6 +493,56 @@ def test_the_configuration_of_a_run_makes_it_again():
     }  # fmt: skip
     same = ("model_params", "mode", "copy_command", "loss", "seed", "epochs", "batch")
     assert [getattr(again, name) for name in same] == [getattr(settings, name) for name in same]
+
+
+# Values for options that take not any of their kind, and what has to be given with them.
+VALUES = {"fold": "1/5", "target_metric": "loss < 0.1", "profile": "10-20", "all_reduce": "mpi"}
+VALUES |= {"model": "/n.py", "from": "/f", "cache": "/c", "train": ["/a"], "val": ["/a", "/b"]}
+WITH = {
+    "all_reduce": {"servers": 0},
+    "bucket": {"pad": 3},
+    "copy_command": {"cache": "/c"},
+    "decay": {"schedule": "step"},
+    "decay_every": {"schedule": "step"},
+    "early_stopping_metric": {"early_stopping": 3},
+    "fold_groups": {"fold": "1/5"},
+    "fold_labels": {"fold": "1/5"},
+    "mask": {"pad": 3},
+    "scale_rate": {"mode": "downpour"},
+    "trust": {"layer_rates": "lars"},
+    "warm_up": {"epochs": 9},
+}
+LEFT_OUT = {"run", "log_dir", "log_to", "checkpoint"}  # the last needs the first
+ANY = {
+    OptionKind.WORD: "a",
+    OptionKind.WORDS: ["a", "b"],
+    OptionKind.COMMAND: ["a b", "c"],
+    OptionKind.WHOLE: 3,
+    OptionKind.REAL: 0.5,
+    OptionKind.PAIRS: {"a": 1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - MODE_OPTIONS - LEFT_OUT))
+def test_the_configuration_of_a_run_has_every_option(name):
+    option = OPTIONS[name]
+    value = not option.default if option.kind is OptionKind.FLAG else ANY[option.kind]
+    values = {"model": "/m.py", "loss": "mse", **WITH.get(name, {})}
+    values[name] = VALUES.get(name, option.choices[-1] if option.choices else value)
+    wanted = settings_of({one: Given(value) for one, value in values.items()})
+    Path("again.toml").write_text(config_text(wanted, wanted.learning_rate or 0.25))
+    again = settings_of(read_config("again.toml"))
+    assert replace(again, algorithm={}, learning_rate=wanted.learning_rate) == replace(wanted, algorithm={})
+
+
+def test_a_run_may_go_on_with_other_options_of_ranks():
+    ours = settings(run="r", checkpoint=1)
+    text = config_text(ours, 0.25)
+    claim(ours, "net", "".join(line for line in text.splitlines(keepends=True) if "group_size" not in line))
+    theirs = settings(run="r", checkpoint=1, ranks=RankOptions(group_size=2, spares=1, heir=False))
+    folder, resumes = claim(theirs, "net", config_text(theirs, 0.25))
+    assert resumes
+    assert "group_size = 2" in (folder / "config.toml").read_text()
 
 
 # The folder of a run.

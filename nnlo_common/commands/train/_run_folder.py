@@ -19,8 +19,9 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import LOCK, read_whole, write_whole
 from nnlo_common.base._limited_formats import LARGEST_JSON, LARGEST_TOML, parsed_json
 from nnlo_common.commands.train._option import as_toml, option_text, parsed_toml
-from nnlo_common.commands.train._settings import MODES, OPTIONS, Settings
+from nnlo_common.commands.train._settings import MODES, OPTIONS, RANK_FLAGS, Settings
 from nnlo_common.commands.train._stopping import Stopping
+from nnlo_common.training._rank_options import RANK_OPTIONS
 from nnlo_common.training.report._facts_writer import versions
 
 __all__ = [
@@ -38,7 +39,8 @@ __all__ = [
 
 CONFIG, HISTORY, RUN = "config.toml", "history.json", "run.json"
 SEARCH = "search.toml"
-_STOPPING = ("early_stopping", "early_stopping_metric", "target_metric")  # may change on resuming
+# Options that may change on resuming; a checkpoint itself refuses ranks that it does not fit.
+_MAY_CHANGE = ("epochs", "early_stopping", "early_stopping_metric", "target_metric", *RANK_FLAGS)
 RUNS = Path("runs")  # the default parent, without --run
 _VARIABLES = ("KERAS_BACKEND", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NNLO_MPI")
 
@@ -53,8 +55,10 @@ def config_text(settings: Settings, learning_rate: float) -> str:
     values: dict[str, Any] = {
         one.name.removesuffix("_"): getattr(settings, one.name)
         for one in fields(settings)
-        if one.name != "algorithm"
+        if one.name not in ("algorithm", "ranks")
     }
+    flags = zip(RANK_FLAGS, RANK_OPTIONS, strict=True)
+    values |= {flag: getattr(settings.ranks, name) for flag, name in flags}
     options = MODES[settings.mode].options
     values |= {name: option.default for name, option in options.items()} | settings.algorithm
     if settings.algorithm.get("alpha") is not None:
@@ -132,7 +136,7 @@ def _check_resumable(folder: Path, config: str, settings: Settings) -> bool:
     file = folder / CONFIG
     if not file.is_file():
         raise ConfigurationError(f"--run {folder} is not the folder of a run; name another one")
-    there, here = check_same(file, config, "training", may_change=("epochs", *_STOPPING))
+    there, here = check_same(file, config, "training", _MAY_CHANGE)
     before, epochs = (options.get("epochs", OPTIONS["epochs"].default) for options in (there, here))
     if not isinstance(before, int) or epochs < before:
         raise ConfigurationError(
