@@ -24,7 +24,7 @@ from nnlo_common.commands.tune import _search_folder as folders
 from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, by_chance, figure_of, merit, remark
 from nnlo_common.commands.tune._report_page import Board, TrialRow, figures, page
 from nnlo_common.commands.tune._request import SEARCH_OPTIONS, BlockLayout, SearchSettings, read_request
-from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts
+from nnlo_common.commands.tune._search_facts import FinishedTrial, SearchFacts, best_of
 from nnlo_common.commands.tune._search_facts import finished as all_finished
 from nnlo_common.commands.tune._search_folder import JOURNAL, TRIAL, Found, claim_search, inspect_folder
 from nnlo_common.commands.tune._search_result import search_text
@@ -674,6 +674,17 @@ def test_a_trial_from_the_journal_took_as_long_as_it_did():
     study.tell(trial, 0.5)  # at another start, long after
     (one,) = all_finished(study)
     assert (one.began_s, one.ended_s, one.block) == (1000, 1002.5, 1)
+
+
+def test_a_failed_trial_has_no_value_whatever_the_sampler_was_told():
+    optuna = pytest.importorskip("optuna", reason="the environment for MPICH has no Optuna")
+    study = optuna.create_study()
+    attributes = {"nnlo:failure": "error", "nnlo:error": "ValueError: too wide"}
+    study.add_trial(optuna.trial.create_trial(value=0.5, user_attrs=attributes))
+    study.add_trial(optuna.trial.create_trial(value=0.5))
+    bad, good = all_finished(study)
+    assert (bad.state, bad.value, bad.problem) == ("failed", None, "ValueError: too wide")
+    assert best_of(FigureOfMerit("loss", "last", False), [bad, good]) is good
 
 
 def studied(trials):

@@ -73,14 +73,32 @@ def test_ignored_failures_have_failed():
 def test_failures_may_have_the_worst_value_so_far(direction):
     study = optuna.create_study(direction=direction)
     optimize(study, too_large, n_trials=12, failures="worst", sampler="random")
-    worst = None
+    values = []
     for trial in study.trials:
         if trial in failed(study):
-            assert trial.value == worst
+            worst = max if direction == "minimize" else min
+            assert trial.value == (worst(values) if len(values) > 1 else None)
             assert "MemoryError" in trial.user_attrs[ERROR]
-        elif worst is None or (trial.value > worst) == (direction == "minimize"):
-            worst = trial.value
+        else:
+            values.append(trial.value)
     assert FAILURE not in study.best_trial.user_attrs
+
+
+@pytest.mark.parametrize("failures", ["worst", "constraint"])
+@pytest.mark.parametrize("values", [(0.5, None), (0.5, None, 0.5, None)])
+def test_a_failure_is_never_as_good_as_the_best(failures, values):
+    told = iter(values)
+
+    def objective(trial):
+        trial.suggest_float("x", 0, 1)
+        value = next(told)
+        if value is None:
+            raise MemoryError
+        return value
+
+    study = optimize(optuna.create_study(), objective, n_trials=len(values), failures=failures)
+    assert [trial.value for trial in study.trials] == [*values]
+    assert {trial.state for trial in failed(study)} == {TrialState.FAIL}
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "evolutionary"])

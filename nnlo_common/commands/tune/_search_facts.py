@@ -28,7 +28,8 @@ __all__ = [
     "last_problem",
 ]
 
-_ERROR, _FOLDS, _SECONDS, _NAME = "nnlo:error", "nnlo:folds", "nnlo:seconds", "nnlo:name"
+_ERROR, _FAILURE, _FOLDS = "nnlo:error", "nnlo:failure", "nnlo:folds"
+_SECONDS, _NAME = "nnlo:seconds", "nnlo:name"
 HELPERS = "nnlo:helpers"
 _BROKEN_OFF = ("broken off: ", "not begun: ")
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
@@ -174,10 +175,12 @@ def _finished(trial: Any) -> FinishedTrial:
     began = user.get(BEGAN, _seconds(trial.datetime_start) or ended)
     if _SECONDS in user:  # for a trial from the journal, Optuna may only have the time of reading
         ended = min(ended, began + user[_SECONDS])
-    value = trial.value if trial.state.name == "COMPLETE" else None
+    # A failed trial may be complete, with a value that is for the sampler only.
+    state = "failed" if _FAILURE in user else _STATES[trial.state.name]
+    value = trial.value if state == "complete" else None
     return FinishedTrial(
         number=trial.number,
-        state=_STATES[trial.state.name],
+        state=state,
         value=None if value is None or math.isnan(value) else value,
         params=dict(trial.params),
         folds=tuple(one for one in user.get(_FOLDS, ()) if one is not None),

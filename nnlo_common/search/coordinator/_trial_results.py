@@ -100,8 +100,8 @@ class FailurePolicy:
 
     Args:
         study: the study.
-        how: "ignore": nothing, as if the trial had not run. "worst": the worst value so far.
-            "constraint": the worst value, and a violated constraint that other trials satisfy.
+        how: "ignore": nothing, as if the trial had not run. "worst": the worst value so far, once it is not
+            the best one, too. "constraint": that, and a violated constraint that other trials satisfy.
 
     Raises:
         ConfigurationError: `how` is none of these.
@@ -122,7 +122,8 @@ class FailurePolicy:
         complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         # These include worst values reported earlier, which change nothing.
         known = [one.values for one in complete if all(map(math.isfinite, one.values))]
-        if self._how == "ignore" or not known:
+        # Of equal values the worst is the best, too, and the failed trial might become the best one.
+        if self._how == "ignore" or len(set(map(tuple, known))) < 2:
             return None
         if self._how == "constraint":
             self._violate(trial, complete[0].constraints)
