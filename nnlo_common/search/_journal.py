@@ -4,7 +4,8 @@ The journal holds one JSON object per line and only grows. A last line cut short
 next start; all earlier lines count.
 
     {"study": ...}                            first line: the study that the journal belongs to
-    {"trial": 3, "user": ...}                 the trial began, with a name that it keeps
+    {"trial": 3, "user": ..., "fixed": ...}   the trial began, with a name that it keeps; what the script
+                                              queued it with; null: it did not
     {"trial": 3, "name": "lr", ...}           a parameter was chosen
     {"trial": 3, "state": 1, ...}             the trial finished; all that Optuna knows of it
 """
@@ -40,6 +41,7 @@ from nnlo_common.search._compat import FIXED, has_no_name, is_pickle, number_in,
 __all__ = [
     "Journal",
     "KeptTrials",
+    "OpenTrial",
     "PackedParameters",
     "QueuedTrials",
     "SearchRecord",
@@ -178,6 +180,23 @@ def bring_up(storage: optuna.storages.BaseStorage, there: int, trial: FrozenTria
         storage.set_trial_system_attr(there, key, kept)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTrial:
+    """A trial of a journal that began, or was queued for a retry, and has not finished.
+
+    Attributes:
+        params: the parameters chosen so far, packed.
+        chosen: their values.
+        user: its attributes.
+        queued: has as "fixed" what the script queued it with, or None; without it an older version began it.
+    """
+
+    params: Mapping[str, Any]
+    chosen: Mapping[str, Any]
+    user: Mapping[str, Any]
+    queued: Mapping[str, Any]
+
+
 # -- queued trials: matches those that a script queues at each start with those in a journal -----------
 
 
@@ -203,31 +222,43 @@ class QueuedTrials:
                 "study, which gets its trials from the journal"
             )
 
-    def end(self, trial: FrozenTrial) -> int:
-        """Add a finished trial to the study; return its number there."""
-        # A trial begun more than once was queued again with the parameters of its first start.
-        queued = _fixed(trial) if FIXED in trial.system_attrs else None
-        known = (one for one in self._waiting if queued is not None and {**queued, **_fixed(one)} == queued)
-        waiting = next(known, None)
+    def end(self, trial: FrozenTrial, line: Mapping[str, Any]) -> int:
+        """Add a finished trial, which has this line in the journal; return its number in the study."""
+        waiting = self._take(line, trial.system_attrs.get(FIXED, {}))
         if waiting is None:
             self._study.add_trial(trial)
             return self._last
-        self._waiting.remove(waiting)
         end_in(storage_of(self._study), number_in(waiting), trial)
         return waiting.number
 
-    def queue_again(self, chosen: Mapping[str, Any], user: Mapping[str, Any]) -> int:
-        """Queue a trial that began, with the parameters chosen so far; return its number."""
-        waiting = next((one for one in self._waiting if _may_have(_fixed(one), chosen)), None)
+    def queue_again(self, trial: OpenTrial) -> dict[str, Any]:
+        """Queue a trial that began, with the parameters chosen so far; return its line for the journal."""
+        waiting = self._take(trial.queued, trial.chosen)
         if waiting is None:
-            self._study.enqueue_trial(dict(chosen), user_attrs=dict(user))
-            return self._last
-        self._waiting.remove(waiting)
-        storage, number = storage_of(self._study), number_in(waiting)
-        storage.set_trial_system_attr(number, FIXED, {**_fixed(waiting), **chosen})
-        for key, value in user.items():
-            storage.set_trial_user_attr(number, key, value)
-        return waiting.number
+            chosen = {**(trial.queued.get("fixed") or {}), **trial.chosen}
+            self._study.enqueue_trial(chosen, user_attrs=dict(trial.user))
+            number, fixed = self._last, trial.queued.get("fixed")
+        else:
+            number, fixed = waiting.number, _fixed(waiting)
+            storage, there = storage_of(self._study), number_in(waiting)
+            storage.set_trial_system_attr(there, FIXED, {**fixed, **trial.chosen})
+            for key, value in trial.user.items():
+                storage.set_trial_user_attr(there, key, value)
+        return {"trial": number, "queued": trial.params, "user": trial.user, "fixed": fixed}
+
+    def _take(self, line: Mapping[str, Any], known: Mapping[str, Any]) -> FrozenTrial | None:
+        """Return the waiting trial that is one of the journal, which no other one is then; None: none is.
+
+        Args:
+            line: says by "fixed" what the script queued that trial with.
+            known: parameters that it has in any case, for lines of older versions, which do not say it.
+        """
+        for waiting in self._waiting:
+            fixed = _fixed(waiting)
+            if fixed == line["fixed"] if "fixed" in line else fixed and {**known, **fixed} == known:
+                self._waiting.remove(waiting)
+                return waiting
+        return None
 
     @property
     def _last(self) -> int:
@@ -235,13 +266,9 @@ class QueuedTrials:
 
 
 def _fixed(trial: FrozenTrial) -> dict[str, Any]:
-    return dict(trial.system_attrs.get(FIXED, {}))
-
-
-def _may_have(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Whether a trial queued with `fixed` may be one that began with `chosen`."""
-    common = fixed.keys() & chosen.keys()
-    return bool(common) and all(fixed[name] == chosen[name] for name in common)
+    """Return what a trial was queued with, as a journal has it."""
+    fixed: dict[str, Any] = json.loads(json.dumps(trial.system_attrs.get(FIXED, {})))
+    return fixed
 
 
 # -- trials that a journal holds, checked line by line -------------------------------------------------
@@ -255,12 +282,12 @@ class KeptTrials:
 
     Attributes:
         finished: their lines and the trials, by number.
-        open_trials: of the others the packed parameters, their values, and the user attributes.
+        open_trials: the others.
         repeated: the numbers of finished trials that were retried.
     """
 
     finished: Sequence[tuple[dict[str, Any], FrozenTrial]]
-    open_trials: Sequence[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]
+    open_trials: Sequence[OpenTrial]
     repeated: set[int]
 
 
@@ -310,16 +337,21 @@ class _JournalLines:
     finished: dict[int, tuple[dict[str, Any], FrozenTrial]] = field(default_factory=dict)
     chosen: dict[int, dict[str, Any]] = field(default_factory=dict)
     users: dict[int, dict[str, Any]] = field(default_factory=dict)
+    queued: dict[int, dict[str, Any]] = field(default_factory=dict)
     repeated: set[int] = field(default_factory=set)
 
     def take(self, line: dict[str, Any]) -> None:
         """Read a line."""
         number = _trial_number(line["trial"])
+        if "fixed" in line or "instead" in line:
+            # The first line counts: one that is queued again has what it had chosen, too.
+            fixed = line.get("fixed")
+            self.queued.setdefault(number, {"fixed": None if fixed is None else _attributes(fixed)})
         if "state" in line:
             trial = unpacked(line)
             if not trial.state.is_finished():
                 raise ValueError(f"the trial has the state {trial.state.name}")
-            self.finished[number] = line, trial
+            self.finished[number] = line | self.queued.get(number, {}), trial
             self.repeated |= {number} if line.get("repeated") else set()
         elif "queued" in line:
             _check_parameters(line["queued"])
@@ -337,7 +369,12 @@ class _JournalLines:
         return KeptTrials(
             [self.finished[number] for number in sorted(self.finished)],
             [
-                (params, unpacked_parameters(params)[0], self.users.get(number, {}))
+                OpenTrial(
+                    params=params,
+                    chosen=unpacked_parameters(params)[0],
+                    user=self.users.get(number, {}),
+                    queued=self.queued.get(number, {}),
+                )
                 for number, params in sorted(self.chosen.items())
                 if number not in self.finished
             ],
@@ -353,7 +390,7 @@ def _trial_number(value: object) -> int:
 
 def _attributes(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"the user's attributes are {value!r:.60}")
+        raise TypeError(f"the trial's attributes are {value!r:.60}")
     return value
 
 
@@ -447,14 +484,14 @@ class Journal(SearchRecord):
         with refusing(f"journal={str(self._path)!r}", "a trial"):
             for content, trial in kept.finished:
                 content["repeated"] = content["trial"] in kept.repeated
-                content["trial"] = queued.end(trial)
+                content["trial"] = queued.end(trial, content)
                 lines.append(content)
-            for params, values, user in kept.open_trials:
-                lines.append({"trial": queued.queue_again(values, user), "queued": params, "user": user})
+            lines += map(queued.queue_again, kept.open_trials)
         return [*map(json.dumps, lines)]
 
     def begun(self, trial: FrozenTrial) -> None:
-        self._write({"trial": trial.number, "user": trial.user_attrs})
+        fixed = trial.system_attrs.get(FIXED)
+        self._write({"trial": trial.number, "user": trial.user_attrs, "fixed": fixed})
 
     def suggested(self, trial: int, name: str, value: float, distribution: str) -> None:
         self._write({"trial": trial, "name": name, "value": value, "distribution": distribution})

@@ -362,6 +362,87 @@ def test_what_the_script_queues_again_is_what_the_journal_has(tmp_path):
     assert len(tried) == 6
 
 
+def test_a_queued_trial_goes_on_though_it_was_killed_before_what_it_was_queued_with(tmp_path):
+    tried = []
+
+    def objective(trial):
+        x = trial.suggest_float("x", -1, 1)
+        if not tried:
+            tried.append((x, None))
+            raise KeyboardInterrupt
+        tried.append((x, trial.suggest_categorical("c", ["a", "b"])))
+        return x
+
+    def start():
+        study = optuna.create_study()
+        study.enqueue_trial({"c": "b"})
+        return optimize(study, objective, n_trials=2, journal=tmp_path / "search.jsonl", sampler="random")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    study = start()
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 2
+    assert tried[1] == (tried[0][0], "b")
+    assert [trial.params for trial in start().trials] == [trial.params for trial in study.trials]
+    assert len(tried) == 3
+
+
+def queued(path, waiting, objective, n_trials=3):
+    study = optuna.create_study()
+    for params in waiting:
+        study.enqueue_trial(params)
+    return optimize(
+        study, objective, n_trials=n_trials, journal=path, sampler="random", retries=1, failures="ignore"
+    )
+
+
+def test_a_retry_does_not_use_up_a_queued_trial_that_has_its_values(tmp_path):
+    calls = []
+
+    def objective(trial):
+        calls.append(trial.number)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        x, _ = trial.suggest_float("x", 0, 1), trial.suggest_categorical("c", ["a", "b"])
+        if len(calls) == 1:
+            raise ValueError("once")
+        return x
+
+    waiting = [{"x": 0.5, "c": "a"}, {"x": 0.5}, {"x": 0.25}]
+    with pytest.raises(KeyboardInterrupt):
+        queued(tmp_path / "search.jsonl", waiting, objective)
+    for _ in range(2):
+        study = queued(tmp_path / "search.jsonl", waiting, objective)
+    complete = [trial for trial in study.trials if trial.state is TrialState.COMPLETE]
+    assert [trial.state for trial in study.trials].count(TrialState.FAIL) == 1
+    assert sorted(trial.params["x"] for trial in complete) == [0.25, 0.5, 0.5]
+    assert len(calls) == 5
+    again = queued(tmp_path / "search.jsonl", waiting, objective)
+    assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials]
+
+
+def test_an_older_journal_without_what_trials_were_queued_with_goes_on(tmp_path):
+    path = tmp_path / "search.jsonl"
+    tried = []
+
+    def objective(trial):
+        tried.append((trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)))
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return tried[-1][0]
+
+    waiting = [{"x": 0.5}, {"x": 0.25}]
+    with pytest.raises(KeyboardInterrupt):
+        queued(path, waiting, objective)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    older = [{name: one for name, one in line.items() if name != "fixed"} for line in lines]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in older))
+    study = queued(path, waiting, objective)
+    assert [trial.params["x"] for trial in study.trials[:2]] == [0.5, 0.25]
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 3
+    assert tried[2] == tried[1]
+
+
 HOLDER = """
 import sys
 import optuna
