@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, distribution_to_json, json_to_distribution
 from optuna.trial import FrozenTrial, TrialState
@@ -49,6 +50,7 @@ __all__ = [
     "end_in",
     "inherit",
     "kept_trials",
+    "make_plain",
     "packed",
     "packed_parameters",
     "read_journal",
@@ -269,6 +271,18 @@ def _fixed(trial: FrozenTrial) -> dict[str, Any]:
     """Return what a trial was queued with, as a journal has it."""
     fixed: dict[str, Any] = json.loads(json.dumps(trial.system_attrs.get(FIXED, {})))
     return fixed
+
+
+def make_plain(study: optuna.Study) -> None:
+    """Make NumPy's numbers in the queue of a study Python's: Optuna takes both, and JSON has only these."""
+    storage = storage_of(study)
+    for trial in study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+        for key, value in [*trial.user_attrs.items()]:
+            if isinstance(value, np.generic):
+                storage.set_trial_user_attr(number_in(trial), key, value.item())
+        fixed = trial.system_attrs.get(FIXED, {})
+        if numbers := {name: one.item() for name, one in fixed.items() if isinstance(one, np.generic)}:
+            storage.set_trial_system_attr(number_in(trial), FIXED, {**fixed, **numbers})
 
 
 # -- trials that a journal holds, checked line by line -------------------------------------------------

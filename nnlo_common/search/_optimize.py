@@ -73,7 +73,8 @@ def optimize(
         retries: how often to retry a trial, with the same parameters, when its objective failed.
         failures: what the sampler learns of a failed trial: "ignore": nothing; "worst": the worst value so
             far; "constraint": that value and a violated constraint.
-        target_objective: the search ends, and running trials are interrupted, once a value reaches it.
+        target_objective: the search ends, and running trials are interrupted, once a value reaches it; with a
+            journal also one of an earlier start.
         until: when the search must end: seconds from now, a time, or "slurm" for the end of its job. No trial
             begins that would take longer, judging by the trials so far.
         journal: a file from which a rerun of the same command resumes.
@@ -117,7 +118,7 @@ def optimize(
         n_trials=n_trials,
         folds=folds,
         sampler=sampler,
-        seed=seed,
+        seed=whole_number("seed", seed, 0),
         retries=retries,
         failures=failures,
         target=target_objective,

@@ -15,12 +15,13 @@ import optuna
 from optuna.pruners import WilcoxonPruner
 from optuna.trial import TrialState
 
+from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._signals import Interrupts
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
 from nnlo_common.search._channels import Inheritance, connect_search
 from nnlo_common.search._export import Export, exportable
-from nnlo_common.search._journal import Journal, SearchRecord, inherit, take_over
+from nnlo_common.search._journal import Journal, SearchRecord, inherit, make_plain, take_over
 from nnlo_common.search._partition import cut_teams, refuse_conflicts
 from nnlo_common.search._search_messages import End, Start
 from nnlo_common.search.block._block import LocalLink, Objective, attempt, run_block
@@ -73,6 +74,10 @@ class StudySearch:
             raise ConfigurationError(
                 f"optimize({study!r}, ...): the first argument must be a study: "
                 "optimize(optuna.create_study(), objective)"
+            )
+        if target is not None and (not is_number(target) or math.isnan(target)):
+            raise ConfigurationError(
+                f"target_objective={target!r}: give a number, at which the search ends, or None"
             )
         if target is not None and len(study.directions) > 1:
             raise ConfigurationError(
@@ -219,6 +224,7 @@ class StudySearch:
     def _files(self, inherited: Inheritance | None = None) -> Iterator[SearchRecord]:
         """Open the journal and the export, and load their trials, or inherited ones, into the study."""
         self._known, self._counted, record = known_to_all(self.study), 0, SearchRecord()
+        make_plain(self.study)
         lines = None
         if inherited is not None and inherited.state is not None:
             lines = inherited.lines

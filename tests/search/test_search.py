@@ -231,6 +231,59 @@ def test_the_target_stops_all_blocks():
     assert all("has reached 0.0" in trial.user_attrs[ERROR] for trial in study.trials[1:])
 
 
+def test_a_search_that_has_reached_its_target_does_not_go_on(tmp_path):
+    path, calls = tmp_path / "search.jsonl", []
+
+    def objective(trial):
+        calls.append(trial.suggest_float("x", 0, 1))
+        return 0.0 if len(calls) == 2 else 1.0 + calls[-1]
+
+    for target, trained in ((0.5, 2), (0.5, 2), (0.25, 2), (-1.0, 5), (None, 5)):
+        study = journalled(path, 5, objective, target_objective=target)
+        assert len(calls) == len(study.trials) == trained
+    assert journalled(path, 6, objective, target_objective=0.5).best_value == 0
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target_objective": "0.5"}, "target_objective='0.5': give a number"),
+        ({"target_objective": float("nan")}, "target_objective=nan: give a number"),
+        ({"target_objective": True}, "target_objective=True: give a number"),
+        ({"seed": "a"}, "seed='a': must be a whole number of at least 0"),
+        ({"seed": -1}, "seed=-1: must be a whole number of at least 0"),
+        ({"seed": None}, "seed=None: must be a whole number of at least 0"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(options, said):
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        optimize(optuna.create_study(), quadratic, n_trials=1, **options)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_numbers_of_numpy_can_be_queued_before_and_during_a_search(size, tmp_path):
+    def more(study, trial):
+        if trial.number == 0:
+            study.enqueue_trial({"n": np.int64(5)}, user_attrs={"why": np.float32(0.5)})
+
+    def study():
+        made = optuna.create_study()
+        made.enqueue_trial({"n": np.int64(3)}, user_attrs={"why": np.bool_(True)})
+        return made
+
+    def objective(trial):
+        return trial.suggest_int("n", 1, 9) + trial.user_attrs.get("why", 0)
+
+    options = {"n_trials": 4, "journal": tmp_path / "search.jsonl", "export": tmp_path / "search.log"}
+    options |= {"search_ranks": size // 4, "callbacks": [more], "sampler": "random"}
+    for _ in range(2):
+        found = searched(size, objective, study=study, **options)[0]
+        values = {trial.params["n"]: trial.value for trial in found.trials if "why" in trial.user_attrs}
+        assert values == {3: 4.0, 5: 5.5}
+        assert len(found.trials) == 4
+
+
 def test_ranks_that_suggest_differently_are_told():
     def objective(trial):
         return trial.suggest_float("x", 0, 1 + launched().rank)

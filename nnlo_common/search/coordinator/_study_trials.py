@@ -25,7 +25,7 @@ from nnlo_common.search._compat import (
     suggested,
     was_stopped,
 )
-from nnlo_common.search._journal import SearchRecord, packed
+from nnlo_common.search._journal import SearchRecord, make_plain, packed
 from nnlo_common.search._search_messages import (
     Done,
     Note,
@@ -120,7 +120,11 @@ class StudyTrials(TrialSource):
         # For copies: the trials that have changed since the last, and the states of unfinished ones then.
         self._touched: set[int] = set()
         self._copied, self._states = 0, dict[int, TrialState]()
-        self._names = {trial.user_attrs.get(NAME) for trial in study.get_trials(deepcopy=False)}
+        trials = study.get_trials(deepcopy=False)
+        earlier = (one for one in trials[self._known :] if one.state is TrialState.COMPLETE)
+        if any(self._reached(one.values) for one in earlier if FAILURE not in one.user_attrs):
+            n_trials = 0  # an earlier start of this search has reached the target
+        self._names = {trial.user_attrs.get(NAME) for trial in trials}
         loop_begins(study)
         self.chooser: LocalChooser
         if lockstep:
@@ -253,7 +257,7 @@ class StudyTrials(TrialSource):
         if ending.state != "halted" and not again:
             self._call_back(trial)
         self.chooser.to_begin += again and not interrupted
-        if self._reached(ending):
+        if ending.state == "complete" and self._reached(ending.values):
             self.stop_reason = f"trial {trial.number} has reached {ending.values[0]}"
         if self.stop_reason or was_stopped(self._study):  # e.g. a grid has no combinations left
             self.chooser.to_begin = 0
@@ -265,16 +269,17 @@ class StudyTrials(TrialSource):
         spent = was_stopped(self._study)
         for callback in self._callbacks:
             callback(self._study, copy.deepcopy(self._study.get_trials(deepcopy=False)[trial.number]))
+            make_plain(self._study)
         if was_stopped(self._study) and not spent:
             self._called_off = True
             self.withdraw("a callback stopped the study")
 
-    def _reached(self, ending: Done) -> bool:
-        if self._target is None or ending.state != "complete":
+    def _reached(self, values: Sequence[float]) -> bool:
+        if self._target is None:
             return False
         if self._study.direction is StudyDirection.MAXIMIZE:
-            return ending.values[0] >= self._target
-        return ending.values[0] <= self._target
+            return values[0] >= self._target
+        return values[0] <= self._target
 
     def _queue_retry(self, trial: Trial) -> bool:
         attributes: dict[str, Any] = trial.user_attrs
