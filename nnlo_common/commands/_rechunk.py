@@ -56,6 +56,17 @@ def run_rechunk(
     try:
         listed = list_files(files)
         check_remote(listed)
+        whole_files = [one for one in listed if names is None and isinstance(format_of([one]), HDF5)]
+        if rows is not None and filter_ == "none":
+            raise ConfigurationError(
+                f"--rows {rows} with --filter none: without a filter there are no chunks; leave --rows out, "
+                "or give --filter lzf or gzip"
+            )
+        if pad is not None and whole_files:
+            raise ConfigurationError(
+                f"--pad {pad} with the HDF5 file {whole_files[0]}: without --names it is copied as it is; "
+                "add --names, or leave --pad out"
+            )
         for path in listed:
             target = Path(to) / f"{Path(without_tree(path)).stem}.h5"
             if target.exists():
@@ -64,7 +75,7 @@ def run_rechunk(
                 )
             storage = _ChunkLayout(rows, filter_)
             with whole(usable("--to", target)) as fresh:
-                if names is None and isinstance(format_of([path]), HDF5):
+                if path in whole_files:
                     tried = _copy_all(path, fresh, storage)
                 else:
                     tried = _copy_columns(path, fresh, storage, names, pad)
@@ -232,7 +243,12 @@ def add_rechunk(commands: Any) -> None:
     )
     filters = "; ".join(f"{name}: {what}" for name, what in FILTERS.items())
     one.add_argument("--filter", dest="filter_", choices=FILTERS, default="none", help=f"{filters} (none)")
-    one.add_argument("--pad", type=_positive, metavar="N", help="bring rows of unequal length to this length")
+    one.add_argument(
+        "--pad",
+        type=_positive,
+        metavar="N",
+        help="bring rows of unequal length to this length, of HDF5 with --names",
+    )
 
 
 def _positive(text: str) -> int:

@@ -26,7 +26,7 @@ def test_an_hdf5_file_keeps_all_that_is_in_it(tmp_path, capsys, filter_):
         file.attrs["run"] = 7
         file["y"], file["names"], file["one"] = np.arange(100), np.array([b"pt", b"eta"]), 3.0
         file["link"] = h5py.SoftLink("/deep/x")
-    words = ["--rows", "30", "--filter", filter_]
+    words = ["--filter", filter_, *(["--rows", "30"] if filter_ != "none" else [])]
     assert main(["rechunk", str(tmp_path / "a.h5"), "--to", str(tmp_path / "new"), *words]) == 0
     said = capsys.readouterr().out
     assert said.count("MB/s") == 2
@@ -63,6 +63,22 @@ def test_what_is_no_number_is_left_out_and_rows_of_unequal_length_need_a_length(
         with h5py.File(tmp_path / f"new{len(words)}" / "a.h5") as file:
             assert set(file) == there
     assert "left out: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rows", "30"], "--rows 30 with --filter none: without a filter there are no chunks;"),
+        (["--pad", "4"], "--pad 4 with the HDF5 file {}: without --names it is copied as it is;"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(words, said, tmp_path, capsys):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(3)
+    assert main(["rechunk", str(path), "--to", str(tmp_path / "new"), *words]) == 2
+    assert said.format(path) in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_file_that_is_there_stays(tmp_path, capsys):
