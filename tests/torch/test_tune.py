@@ -49,6 +49,16 @@ def searched(folder):
     return json.loads(Path(folder, "search.json").read_text())
 
 
+@pytest.mark.parametrize("words", [[], ["--checkpoint", "1"]], ids=str)
+def test_the_line_to_train_it_again_runs(capsys, words):
+    assert (
+        tune("--objective", "val_accuracy", "--val", "b.h5", "--run", "s", "--num-iterations", "2", *words)
+        == 0
+    )
+    (line,) = re.findall(r"train it again: nnlo (.*), the only one", capsys.readouterr().out)
+    assert main(line.split()) == 0
+
+
 def test_trials_train_again_and_the_same_command_goes_on(capsys):
     words = ["--n-fold", "2", "--fold-labels", "labels", "--objective", "val_accuracy", "--run", "s"]
     words += ["--export", "dashboard.log"]

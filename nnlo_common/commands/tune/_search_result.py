@@ -147,6 +147,7 @@ def _result_lines(
     rows = {name: short(value) for name, value in best.params.items()}
     others = "" if facts.request.search.keep_models else ", the only one whose model is kept"
     home = facts.folder / TRIAL / best.folder
+    run = " --run best" if "checkpoint" in facts.request.given else ""  # checkpoints need a folder
     failed = sum(one.fate == "failed" for one in trials)
     return "\n".join(
         [
@@ -155,7 +156,7 @@ def _result_lines(
             *([f"noise: {told}"] if (told := noise_of(trials)) else []),
             table(rows),
             f"importances: {', '.join(f'{name} {share}' for name, share in shares.items()) or hint}",
-            f"train it again: nnlo train --config {home / 'config.toml'}{others}",
+            f"train it again: nnlo train --config {home / 'config.toml'}{run}{others}",
             f"report: {facts.folder / REPORT}",
         ]
     )
