@@ -65,10 +65,23 @@ class Kind(enum.IntEnum):
     """First server, to another: calls a spare to train in the place of a dead worker, or not. One way."""
     WITHDRAWN = 23
     """Worker, to the transport of a server: what it has sent ahead of a message counts for nothing."""
+    ROUND = 24
+    """Worker, after a JOIN that is `again`: how many contributions of this epoch it has sent. One way."""
 
 
 #: Requests that get no reply.
-ONE_WAY = frozenset({Kind.COMMIT, Kind.EPOCH, Kind.LEAVE, Kind.OPTIONS, Kind.SAMPLE, Kind.PLACE, Kind.CALL})
+ONE_WAY = frozenset(
+    {
+        Kind.COMMIT,
+        Kind.EPOCH,
+        Kind.LEAVE,
+        Kind.OPTIONS,
+        Kind.SAMPLE,
+        Kind.PLACE,
+        Kind.CALL,
+        Kind.ROUND,
+    }
+)
 #: Kinds that servers send.
 REPLIES = frozenset({Kind.CENTER, Kind.ACK, Kind.ANSWER, Kind.PAUSED, Kind.DROPPED})
 #: Messages that carry a vector.
@@ -96,7 +109,7 @@ class Message(NamedTuple):
         sequence: requests: 0 to join, then 1, 2, 3, ... per worker and shard, also across a checkpoint; a
             PAUSE repeats the last number. Replies: the request's.
         clock: requests: the sender's steps, but `epochs` in PLACE, CALL and a JOIN that is `again`; replies:
-            the centre's commits; read it as `pauses` in PAUSE and PAUSED.
+            the centre's commits; read it as `pauses` in PAUSE and PAUSED, as `round` in ROUND.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
             replies, as `place` in PLACE and CALL.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
@@ -178,6 +191,11 @@ class Message(NamedTuple):
     @property
     def epochs(self) -> int:
         """PLACE, CALL, and JOIN that is `again`: the epochs that the worker has finished."""
+        return self.clock
+
+    @property
+    def round(self) -> int:
+        """ROUND: how many contributions of this epoch the worker has sent, also to servers that have died."""
         return self.clock
 
     @property

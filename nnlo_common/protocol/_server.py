@@ -128,6 +128,7 @@ class Server:
             Kind.SAMPLE: self._sample,
             Kind.LEAVE: self._leave,
             Kind.PAUSE: self._pause,
+            Kind.ROUND: self._round,
         }
 
     # -- calls from outside ---------------------------------------------------------------------------
@@ -511,6 +512,7 @@ class Server:
     def _epoch(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.epochs, peer.waited = peer.epochs + 1, event.message.waited
+        peer.round = None if peer.round is None else 0
         if len(self.progress_at) == peer.epochs:
             self.progress_at.append(self.rule.progress)
         self._warm = True
@@ -537,6 +539,10 @@ class Server:
         assert event.message.vector is not None  # refused() has seen to it
         self.peers[event.message.sender].sample = event.message.vector.copy()
         return [Release(event.message.sender, event.frame)]
+
+    def _round(self, event: Received) -> list[Action]:
+        self.peers[event.message.sender].round = event.message.round
+        return [Release(event.message.sender, event.frame), *self._commit_ready(), *self.answer_pauses()]
 
     def _leave(self, event: Received) -> list[Action]:
         sender = event.message.sender
@@ -644,7 +650,8 @@ class Server:
         over = self.pauses.over(all_numbered=self.shard > 0)
         answers: list[Action] = [self._paused(event, cancelled=False) for event in over]
         contributed = {event.message.sender for event in self._waiting.contributions}
-        requests = self.pauses.cancelled(contributed) if self.shard == 0 else []
+        ahead = set() if self._at_once else self.peers.in_later_rounds()
+        requests = self.pauses.cancelled(contributed | ahead) if self.shard == 0 else []
         answers += [self._paused(event, cancelled=True) for event in requests]
         if contributed or self._waiting.locks or self._holder is not None:
             return answers
@@ -654,17 +661,20 @@ class Server:
         actions: list[Action] = []
         while self._waiting.contributions:
             actions += [self._drop(event) for event in self._waiting.take_late(self.rule)]
+            absent = self.peers.ahead() + len(self.peers.in_later_rounds())
             chosen = self._waiting.take_ready(self.rule, self.peers)
             if not chosen:
                 break
-            self.rule.absent = self.peers.ahead()
+            self.rule.absent = absent
             self._apply(chosen)
             actions += [self._reply_to_contribution(event) for event in chosen]
             actions += self._admit()
         return actions
 
     def _drop(self, event: Received) -> Send:
-        self.peers[event.message.sender].dropped += 1
+        peer = self.peers[event.message.sender]
+        peer.dropped += 1
+        peer.count_round()
         self.story.tell("dropped as too stale:", event.message)
         pushed = event.message.kind is Kind.PUSH
         return self._reply(event, with_vector=False) if pushed else self._center_to(event)

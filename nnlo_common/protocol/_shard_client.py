@@ -112,6 +112,15 @@ class ShardClient:
         sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
         epochs: finished epochs, as the server counts them.
         outgoing_frames: with a pipeline or a packed wire, the frames of contributions, in turn.
+
+    Args:
+        rank: the worker.
+        shard: the piece of the centre.
+        rule: the worker's half of the algorithm.
+        parameters: of the whole model.
+        gradient: of the whole model.
+        wire: how vectors travel.
+        alone: there is no other shard.
     """
 
     def __init__(
@@ -123,8 +132,10 @@ class ShardClient:
         gradient: FlatVector,
         *,
         wire: Wire = PLAIN,
+        alone: bool = True,
     ) -> None:
         self.rank, self.shard, self.rule = rank, shard, rule
+        self._alone, self._round = alone, 0  # contributions of this epoch
         self.parameters = shard.piece(parameters.vector)
         self._parameters, self._gradient = parameters, gradient
         self.phase = Phase.OUTSIDE
@@ -312,6 +323,7 @@ class ShardClient:
         if ask in (Ask.EXCHANGE, Ask.PUSH):
             gradient = self.gradient
             vector = self.rule.outgoing(self.parameters, gradient)
+            self._round += 1
             if self._wire is not None:
                 frame = self.outgoing_frames[slot]
                 if self.rule.pipeline:  # a reply that has come changes the parameters before this one leaves
@@ -421,6 +433,7 @@ class ShardClient:
         self.pause_cancelled = False
         self.progress = self.progress[0], 0
         self.epochs += 1
+        self._round = 0
         return [self._request(Kind.EPOCH)]
 
     def leave(self) -> list[Action]:
@@ -548,6 +561,8 @@ class ShardClient:
 
     def _asked_again(self) -> Iterator[Action]:
         """Send the rank that has taken over what the dead server knew."""
+        if not self._alone:
+            yield self._request(Kind.ROUND)
         if self._options is not None:
             yield self._request(Kind.OPTIONS, self._options)
         if self._look_into is not None:
@@ -669,11 +684,12 @@ class ShardClient:
         # PAUSE takes no sequence number, so that pauses do not change the saved state.
         self._sequence += not joining and kind is not Kind.PAUSE
         rejoins = joining and self._again
+        clocks = {Kind.PAUSE: self._pause, Kind.ROUND: self._round}
         message = Message(
             kind,
             self.rank,
             0 if joining else self._sequence,
-            self.epochs if rejoins else self._pause if kind is Kind.PAUSE else self.rule.clock,
+            self.epochs if rejoins else clocks.get(kind, self.rule.clock),
             self.pulled_at,
             self._views if rejoins else self.waited if kind is Kind.EPOCH else self._share(kind),
             self.shard.index,

@@ -126,6 +126,7 @@ def count_commit(events: Iterable[Received], rule: CenterRule, peers: Peers) -> 
         peer = peers[event.message.sender]
         peer.commits += 1
         peer.last_commit = rule.clock
+        peer.count_round()
 
 
 # -- dropped workers: what a server answers when one speaks again, and what the worker makes of it -----
@@ -199,7 +200,7 @@ class WaitingRequests:
         A worker already in the next epoch does not block this commit; its own contribution waits. So the last
         step of an epoch, which some workers lack, is made by the workers that have it.
         """
-        behind = [rank for rank in peers.behind() if rank not in self.done]
+        behind = peers.in_next_round([rank for rank in peers.behind() if rank not in self.done])
         heads = [event for event in self._heads() if event.message.sender in behind]
         needed = rule.quorum(len(behind))
         if not heads or len(heads) < needed:

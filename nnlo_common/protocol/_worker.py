@@ -87,6 +87,7 @@ class Worker:
                 parameters,
                 gradient,
                 wire=Wire(algorithm, parameters.layout, shard.place),
+                alone=len(shards) == 1,
             )
             for shard in shards
         ]

@@ -51,6 +51,8 @@ class Peer:
     views: int = 0  # of the centre, at the ends of epochs
     pauses: int = -1  # the number of the last pause that it is no part of, as a spare; -1: there is none
     staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
+    # Its contributions of this epoch, if it has told them here after another server's death.
+    round: int | None = None
     options: Vector | None = None  # for stepping its contributions, if it has sent any
     sample: Vector | None = None  # coordinates of its next contribution, if it sends any
 
@@ -58,6 +60,11 @@ class Peer:
     def gone(self) -> bool:
         """Whether it has left or is lost."""
         return self.standing not in AWAITED
+
+    def count_round(self) -> None:
+        """Note that a contribution of it has been handled."""
+        if self.round is not None:
+            self.round += 1
 
     def state(self) -> State:
         """Return the record to resume from; a worker that has left starts anew in its epoch."""
@@ -117,6 +124,22 @@ class Peers(dict[int, Peer]):
         """Return the workers in the earliest epoch that is still open."""
         epoch = self._earliest_epoch()
         return [rank for rank in self.awaited() if self[rank].epochs == epoch]
+
+    def in_next_round(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of these workers that have not sent a contribution to the next commit.
+
+        A server that has died may have had the contributions of some to the next commits, and not of others.
+        The others make these alone, or workers would wait for each other on the servers of different shards.
+        """
+        told = [one for rank in ranks if (one := self[rank].round) is not None]
+        if len(told) < len(ranks):
+            return [*ranks]
+        return [rank for rank in ranks if self[rank].round == min(told)]
+
+    def in_later_rounds(self) -> set[int]:
+        """Return the workers of the earliest open epoch whose contribution to the next commit is lost."""
+        behind = self.behind()
+        return set(behind).difference(self.in_next_round(behind))
 
     def ahead(self) -> int:
         """Return the number of workers past that epoch, including those that have left since."""

@@ -119,9 +119,9 @@ def test_the_header_is_what_it_has_always_been() -> None:
     assert bytes(frame.header) == expected
     kinds = ["JOIN", "EXCHANGE", "PUSH", "PULL", "LOCK", "COMMIT", "EPOCH", "LEAVE", "CENTER", "ACK"]
     kinds += ["VIEW", "OPTIONS", "ASK", "ANSWER", "PAUSE", "PAUSED", "DROPPED", "SAMPLE", "COPY", "PLACE"]
-    kinds += ["TURN", "CALL", "WITHDRAWN"]
+    kinds += ["TURN", "CALL", "WITHDRAWN", "ROUND"]
     assert [kind.name for kind in Kind] == kinds
-    assert [int(kind) for kind in Kind] == list(range(1, 24))
+    assert [int(kind) for kind in Kind] == list(range(1, 25))
 
 
 @pytest.mark.parametrize(

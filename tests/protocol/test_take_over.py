@@ -327,6 +327,76 @@ def test_the_last_round_waits_for_no_worker_that_has_contributed_to_it_on_the_de
     assert server.rule.clock == 1
 
 
+# -- contributions to one shard of several that a server has taken along -------------------------------------
+
+TOGETHER = {
+    "synchronous": (Synchronous(lag=1), {"optimizer": SGD(0.01)}),
+    "rounds": (LocalSGD(every=1, lag=1), {"local": SGD(0.01)}),
+    "diloco": (DiLoCo(every=1, lag=1), {"local": SGD(0.01)}),
+    "easgd": (EASGD(every=1, lag=1, synchronous=True), {"local": SGD(0.01)}),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_workers_do_not_wait_for_each_other_on_two_servers_after_a_death(name):
+    algorithm, optimizers = TOGETHER[name]
+    start = [np.full(4, 0.5, "f4"), np.full(3, 1.5, "f4")]
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        copied, died = sorted(draw.choice(60, 2, replace=False).tolist())
+        run = train_virtually(
+            algorithm,
+            lambda x, rank: x - rank,
+            start,
+            workers=2,
+            servers=2,
+            steps=[[4, 3], [3, 4]],
+            deaths=[ServerDeath(copied, died, shard=int(draw.integers(2)))],
+            schedule=RandomOrder(seed),
+            **optimizers,
+        )
+        assert np.isfinite(run.center).all()
+
+
+def rejoined(rounds):
+    """A server in the place of a dead one, with workers that have told their contributions so far."""
+    server, dead = (Server(LocalSGD().center(np.zeros(2, "f4"), 3, None), list(rounds)) for _ in range(2))
+    server.take_over(dead.copy())
+    for rank in rounds:
+        sent(server, Kind.JOIN, rank, 0, stop=True)
+    for rank, number in rounds.items():
+        assert sent(server, Kind.ROUND, rank, 1, clock=number) == []
+    return server
+
+
+def test_a_commit_waits_for_no_worker_whose_contribution_to_it_is_lost():
+    server = rejoined({2: 5, 3: 7, 4: 6})
+    assert sent(server, Kind.EXCHANGE, 3, 2) == []  # the eighth
+    assert sent(server, Kind.EXCHANGE, 2, 2) == [(2, Kind.CENTER, False)]  # the sixth, alone
+    assert server.rule.absent == 2
+    assert sent(server, Kind.EXCHANGE, 4, 2) == []  # the seventh
+    assert sent(server, Kind.EXCHANGE, 2, 3) == [(2, Kind.CENTER, False), (4, Kind.CENTER, False)]
+    assert sent(server, Kind.EXCHANGE, 4, 3) == []
+    assert len(sent(server, Kind.EXCHANGE, 2, 4)) == 3
+    server.validate()
+    assert (server.rule.clock, server.rule.absent) == (3, 0)
+
+
+def test_in_the_next_epoch_all_rounds_are_those_of_all():
+    server = rejoined({2: 0, 3: 1})
+    for rank in (2, 3):
+        sent(server, Kind.EPOCH, rank, 2)
+    assert sent(server, Kind.EXCHANGE, 2, 3) == []
+    assert len(sent(server, Kind.EXCHANGE, 3, 3)) == 2
+
+
+def test_who_others_wait_for_on_another_server_does_not_pause():
+    server = rejoined({2: 0, 3: 1})
+    assert sent(server, Kind.PAUSE, 2, 1) == [(2, Kind.PAUSED, True)]  # cancelled
+    assert sent(server, Kind.EXCHANGE, 2, 2) == [(2, Kind.CENTER, False)]
+    assert sent(server, Kind.PAUSE, 2, 2) == []
+
+
 # -- a worker that serves another shard ---------------------------------------------------------------------
 
 
