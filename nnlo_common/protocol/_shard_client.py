@@ -555,7 +555,7 @@ class ShardClient:
             if not (again and self.keeps_parameters and self.rule.keeps_own):
                 self.rule.begin(self.parameters, message.vector)
             if self._wire is not None:
-                self._wire.begin(message.vector)
+                self._wire.begin(message.vector, again=again)
             self.pulled_at = message.clock
         return [Release(self.shard.server, event.frame), *(self._asked_again() if again else ())]
 

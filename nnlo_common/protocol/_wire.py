@@ -334,10 +334,12 @@ class _Stream(Stateful):
         """Return how many float32 numbers have room for a packed vector."""
         return _packed_size(self._way, self._size, self._marks.size)
 
-    def begin(self, value: Vector) -> None:
-        """Start anew: the receiver has `value`."""
-        self.residual[:] = 0
-        self.sent = 0
+    def begin(self, value: Vector, *, again: bool = False) -> None:
+        """Start anew: the receiver has `value`; `again`: it is another receiver, and what waits is kept."""
+        if not again:
+            for name in self.waiting:
+                getattr(self, name)[:] = 0
+            self.sent = 0
         if self.reference.size:
             np.copyto(self.reference, value)
 
@@ -489,11 +491,6 @@ class _MomentumStream(_Stream):
         self._momentum, self._nesterov = np.float32(momentum), nesterov
         self.velocity: Vector = np.zeros(size, np.float32)
 
-    def begin(self, value: Vector) -> None:
-        """Start anew, at rest."""
-        super().begin(value)
-        self.velocity[:] = 0
-
     def _pack(self, value: Vector, body: Bytes) -> int:
         def gather(part: slice) -> None:
             for block in blocks(part, _BLOCK):
@@ -544,10 +541,10 @@ class WireEnd:
         self._out, self._into = (self.down, self.up) if serves else (self.up, self.down)
         self._wire = wire
 
-    def begin(self, center: Vector) -> None:
-        """Start anew at the centre, which has travelled in float32."""
-        self.down.begin(center)
-        self.up.begin(center)
+    def begin(self, center: Vector, *, again: bool = False) -> None:
+        """Start anew at the centre, which has travelled in float32; `again`: see `_Stream.begin`."""
+        self.down.begin(center, again=again)
+        self.up.begin(center, again=again)
 
     def pack(self, vector: Vector, room: Vector) -> Vector:
         """Write a vector into `room`; return the part that it takes."""

@@ -16,7 +16,7 @@ from nnlo_common import AGN, EAMSGD, EASGD, GEM, SGD, DiLoCo, Downpour, DynSGD, 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._errors import ConfigurationError, DivergedError, ProtocolError
 from nnlo_common.base._flat_vector import PRESENT, FlatVector, Frame, laid_out
-from nnlo_common.protocol import Kind, Message, Received, Server, Wire
+from nnlo_common.protocol import Kind, Message, Received, Send, Server, Shard, Wire, Worker
 from nnlo_common.protocol._wire import WireEnd
 from nnlo_common.testing import MemoryCluster, RandomOrder, VirtualTree, train_virtually
 from nnlo_common.testing._virtual import tree_machines
@@ -339,6 +339,31 @@ def test_a_tree_of_servers_keeps_the_total_on_both_of_its_levels(wire: str) -> N
         end.down.residual.astype(np.float64) for one in machines.values() for end in one._wires.values()
     )
     np.testing.assert_allclose(total - held, np.linspace(0, 1, 300) * 18, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", [Downpour(wire="int8"), Downpour(wire="topk", topk_momentum=0.9)])
+def test_what_waits_on_a_worker_outlives_its_server(algorithm: Downpour) -> None:
+    x, g = (FlatVector.of([np.linspace(1, 2, SIZE, dtype=np.float32)]) for _ in range(2))
+    worker = Worker(1, algorithm, x, g, [Shard(0, 0, slice(0, SIZE), (2,))], workers=1)
+    (client,) = worker.shard_clients
+
+    def hear_center(rank: int, value: float) -> None:
+        frame = Frame(SIZE)
+        frame.vector[:] = value
+        worker.deliver(Received(Message(Kind.CENTER, rank, 0, vector=frame.vector), frame))
+
+    next(worker.join())
+    hear_center(0, 0.0)
+    sent = next(action for action in worker.step() if isinstance(action, Send))
+    if sent.fill is not None and sent.message.vector is not None:
+        sent.fill(slice(0, sent.message.vector.size))
+    up = client.state()["wire"]["up"]
+    assert up["residual"].any()
+    next(worker.go_on_without(0))
+    hear_center(2, 3.0)
+    wire = client.state()["wire"]
+    assert all(np.array_equal(wire["up"][name], value) for name, value in up.items())
+    assert (wire["down"]["reference"] == 3).all()
 
 
 @pytest.mark.parametrize("wire", WIRES)
