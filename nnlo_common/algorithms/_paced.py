@@ -29,6 +29,7 @@ m means the same for any W, so workers may come and go.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ class PacedOptimizer(Stateful):
         square: Adam's V; empty for SGD.
         units: M times the first is m, and V times the second is v.
         steps: commits so far.
-        bias: the product of all nu so far, for Adam's correction.
+        bias: the product of all nu so far of each stretch, for Adam's correction.
 
     Both vectors are the user's optimizer's own state: it is told to keep that in them, saves it, and steps
     with it where one worker is left.
@@ -126,7 +127,8 @@ class PacedOptimizer(Stateful):
         self.velocity: Vector = zeroed(4 * size if heavy else 0).view(np.float32)
         self.square: Vector = zeroed(4 * size if adam else 0).view(np.float32)
         self.units, self._others = (1.0, 1.0), (1.0, 1.0)
-        self.steps, self.bias, self._optimizer = 0, 1.0, optimizer
+        self._starts = [one.place.start for one in stretches]
+        self.steps, self.bias, self._optimizer = 0, [1.0] * len(self._starts), optimizer
         self._bind()
         self._work = Scratch(longest_block(size, _BLOCK))
         self._size, self._sums = size, sums
@@ -138,8 +140,8 @@ class PacedOptimizer(Stateful):
             return
         steps = self._optimizer.keep_in(self.velocity, self.square)
         if steps > self.steps:  # of one process
-            (one, *_) = self._optimizer.stretches(self.velocity.size, None) or ()
-            self.steps, self.bias = steps, one.momentum**steps
+            every = self._optimizer.stretches(self.velocity.size, None) or ()
+            self.steps, self.bias = steps, [one.momentum**steps for one in every]
 
     def settle(self) -> None:
         """Make m and v of the sums: the optimizer's state may be looked at until the next commit."""
@@ -149,13 +151,15 @@ class PacedOptimizer(Stateful):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; the optimizer has loaded its own."""
         super().load(state)
+        if len(self.bias) != len(self._starts):  # of one process
+            self.bias = [1.0] * len(self._starts)
         self.units = (1.0, 1.0)
         self._bind()
 
     def forget(self) -> None:
         """Forget the velocity, as at the start."""
         self.velocity.fill(0)
-        self.bias = 1.0
+        self.bias = [1.0] * len(self._starts)
         self._factors = [(slice(0, self._size), None)]
 
     def begin(self, x: Vector, gradient: Vector, stretches: Sequence[Stretch], pace: Pace) -> PartWork:
@@ -195,31 +199,32 @@ class PacedOptimizer(Stateful):
         self, size: int, stretches: Sequence[Stretch], pace: Pace
     ) -> Iterator[tuple[slice, _Factors | None]]:
         """Yield the factors of all stretches in order; None for what no stretch moves."""
-        at, bias = 0, self.bias
+        at, forget, moved = 0, 1.0, dict[int, float]()
         for one in stretches:
             if at < one.place.start:
                 yield slice(at, one.place.start), None
-            factors, bias = self._numbers(one, pace)
-            yield one.place, factors
+            forget = 1 - (1 - momentum_at(one.momentum, pace)) / pace.workers
+            whole = bisect_right(self._starts, one.place.start) - 1
+            bias = moved[whole] = self.bias[whole] * forget
+            yield one.place, self._numbers(one, pace, forget, bias)
             at = one.place.stop
         if at < size:
             yield slice(at, size), None
-        self.bias = bias
+        # The steps are counted where there is no gradient, too.
+        self.bias = [moved.get(whole, bias * forget) for whole, bias in enumerate(self.bias)]
 
-    def _numbers(self, one: Stretch, pace: Pace) -> tuple[_Factors, float]:
-        momentum, rate, bias = momentum_at(one.momentum, pace), one.learning_rate, self.bias
-        forget = 1 - (1 - momentum) / pace.workers
+    def _numbers(self, one: Stretch, pace: Pace, forget: float, bias: float) -> _Factors:
+        momentum, rate = momentum_at(one.momentum, pace), one.learning_rate
         keep = 1 - rate * one.weight_decay * pace.scale if one.decoupled else 1.0
         grow, grow_square, epsilon = _share(one, pace), 1.0, 0.0
         if one.adaptive:
-            bias *= forget
             correction = math.sqrt(1 - one.beta2**self.steps)
             rate *= pace.scale * correction / (1 - bias)
             epsilon = one.epsilon * (1.0 if one.epsilon_outside else correction)
             grow_square = math.sqrt((1 - one.beta2) / self.units[1]) * self.units[0] / grow
         if not _moves(one):  # the gradient is the direction
             rate *= grow
-        factors = _Factors(
+        return _Factors(
             one,
             take=-pace.shorter if one.maximize else pace.shorter,
             pull=0.0 if one.decoupled else one.weight_decay,
@@ -233,7 +238,6 @@ class PacedOptimizer(Stateful):
             lead=momentum * pace.workers if pace.workers > 1 else 0.0,
             epsilon=epsilon,
         )
-        return factors, bias
 
     def _within(self, part: slice) -> Iterator[tuple[slice, _Factors | None]]:
         """Yield the blocks of a part with their factors."""

@@ -23,7 +23,7 @@ ADAMS = (
     Stretch(
         place=slice(40, 99),
         learning_rate=0.01,
-        momentum=0.9,
+        momentum=0.5,
         adaptive=True,
         beta2=0.9,
         epsilon=1e-3,
@@ -66,7 +66,7 @@ class Equations:
     def __init__(self):
         draw = np.random.default_rng(0)
         self.x, self.m, self.v = draw.standard_normal(SIZE), np.zeros(SIZE), np.zeros(SIZE)
-        self.bias, self.steps = 1.0, 0
+        self.bias, self.steps = {}, 0
 
     def commit(self, gradient, stretches, pace):
         self.steps += 1
@@ -80,7 +80,7 @@ class Equations:
             else:
                 g = g + one.weight_decay * self.x[here]
             if one.adaptive:
-                bias = self.bias * nu
+                bias = self.bias[here.start] = self.bias.get(here.start, 1.0) * nu
                 self.v[here] = one.beta2 * self.v[here] + (1 - one.beta2) * g**2
                 self.m[here] = nu * self.m[here] + (1 - nu) * g
                 correction = np.sqrt(1 - one.beta2**self.steps)
@@ -96,8 +96,8 @@ class Equations:
             ahead = self.x.copy() if ahead is None else ahead
             lead = mu * pace.workers if pace.workers > 1 and (one.momentum or one.adaptive) else 0
             ahead[here] = self.x[here] - lead * one.learning_rate * step
-        if stretches[0].adaptive:
-            self.bias = bias
+        for start in self.bias.keys() - {one.place.start for one in stretches}:
+            self.bias[start] *= nu
         return ahead
 
 
