@@ -60,7 +60,7 @@ class LARS(Optimizer):
 
     def _parts(self, size: int) -> list[slice]:
         ends = np.cumsum([size] if self._sizes is None else self._sizes).tolist()
-        return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return [slice(start, end) for start, end in zip([0, *ends][:-1], ends, strict=True)]
 
     def _prepare(self, size: int) -> None:
         if self._sizes is not None and sum(self._sizes) != size:

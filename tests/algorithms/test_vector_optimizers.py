@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import nnlo_common.algorithms._optimizers as module
 import nnlo_common.algorithms._vector_optimizer as base
+from nnlo_common.algorithms._lars import LARS
 from nnlo_common.algorithms._optimizers import (
     SGD,
     Adadelta,
@@ -715,3 +716,10 @@ def test_every_public_class_is_compared() -> None:
 
 if __name__ == "__main__":
     compare_all_bits()
+
+
+def test_lars_steps_a_model_without_a_parameter() -> None:
+    optimizer, nothing = LARS(0.1, momentum=0.9), np.zeros(0, np.float32)
+    optimizer.fit([0])
+    optimizer.step(nothing, nothing.copy())
+    assert optimizer.state()["steps"] == 1
