@@ -390,16 +390,10 @@ class GroupTrainer:
         rule = type(None) if self._rule is None else Mapping
         numbers = {"steps": int, "samples": int, "progress_before": float, "sums": np.ndarray}
         require("a rank of a group", state, rule=rule, **numbers, **parts)
-        if self._rule is not None:
-            self._rule.load(state["rule"])
-        self._progress_before = state["progress_before"]
-        if self._optimizer is not None:
-            self._optimizer.load(state["optimizer"])
+        self._load_center(state)
         self._averages.load(state["averages"])
-        np.copyto(self._parameters.vector, state["parameters"])
         self._steps, self._samples = state["steps"], state["samples"]
         self._group.reducer.load(state["sums"])
-        self._loaded = True
 
     def load_center(self, epochs: int, buffers: BufferCounts | None) -> None:  # noqa: ARG002 - as a server's
         """Resume after `epochs` epochs from the parameters as they are now; call it before `start`.
@@ -414,8 +408,17 @@ class GroupTrainer:
 
     def load_for_others(self, state: Mapping[str, Any]) -> None:
         """Resume from the state of a rank of a group of another size; call it before `start`."""
-        np.copyto(self._parameters.vector, state["parameters"])
+        self._load_center(state)
         self._averages.load(state["averages"], others=True)
+
+    def _load_center(self, state: Mapping[str, Any]) -> None:
+        """Restore what all ranks have alike, as a server's centre and its optimizer."""
+        if self._rule is not None:
+            self._rule.load(state["rule"])
+        self._progress_before = state["progress_before"]
+        if self._optimizer is not None:
+            self._optimizer.load(state["optimizer"])
+        np.copyto(self._parameters.vector, state["parameters"])
         self._loaded = True
 
     def report(self) -> TrainingReport:

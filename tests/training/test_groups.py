@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnlo_common import SGD, ConfigurationError, Downpour, Participant, Synchronous
+from nnlo_common import SGD, Adam, ConfigurationError, Downpour, Participant, Steady, Synchronous
 from nnlo_common.testing import InjectedFault
 from nnlo_common.training._group_rank import GroupRank, Meeting
+from nnlo_common.training._joining import join
 from tests.helpers.group_cases import GROUPED, IN_STEP, SIZES, batches_of, close, merged, train_grouped
 from tests.helpers.numpy_cases import CASES, initial
 from tests.helpers.threads import flat, on_ranks, ranks
@@ -297,3 +298,30 @@ def test_ranks_with_other_groups_are_named():
 
     with pytest.raises(ConfigurationError, match="group_size=1 on rank 0 but 2, on rank 1"):
         on_ranks(3, program)
+
+
+def test_another_number_of_ranks_goes_on_with_the_progress_of_the_optimizer():
+    def member(world):
+        optimizer = Adam(0.1)
+        me = Participant(Steady(), [np.ones(3, "f4")], optimizer=optimizer, servers=0, world=world)
+        return me, join(world, me._plan(optimizer)).part
+
+    def before(world):
+        me, part = member(world)
+        part.start()
+        for step in range(5):
+            me.gradients[0][:] = np.arange(3) + world.rank + step
+            part._group.mean(me._gradient.vector, 8.0)
+            part.step(8.0)
+        return part.state()
+
+    def after(world):
+        _, part = member(world)
+        part.load_for_others(saved)
+        return part.state()
+
+    saved, *_ = on_ranks(3, before)
+    assert saved["rule"]["work"][1] > 4
+    for state in on_ranks(2, after):
+        for name in ("rule", "optimizer", "parameters", "progress_before"):
+            np.testing.assert_equal(state[name], saved[name])
