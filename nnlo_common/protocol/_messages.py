@@ -194,6 +194,12 @@ class Message(NamedTuple):
         return self.clock
 
     @property
+    def steps(self) -> int:
+        """Requests: the sender's steps; 0: it has made none, or does not say."""
+        others = self.kind in (Kind.PAUSE, Kind.PLACE, Kind.CALL, Kind.ROUND)
+        return 0 if others or self.again else self.clock
+
+    @property
     def round(self) -> int:
         """ROUND: how many contributions of this epoch the worker has sent, also to servers that have died."""
         return self.clock

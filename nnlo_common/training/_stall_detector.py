@@ -110,7 +110,7 @@ class StallDetector:
             who = f"rank {message.sender} on {self._hosts[message.sender]}"
             _LOG.log(self._level, "nnlo: %s is back after %.1f s", who, silence_s)
         seen.did, seen.at_s, seen.since_s = message.kind, now_s, now_s
-        seen.step = message.clock or seen.step
+        seen.step = message.steps or seen.step
 
     def begin(self) -> None:
         """Restart all silences: this rank has not listened for a while."""

@@ -123,3 +123,15 @@ def test_impossible_timeouts_are_refused(wrong):
         ConfigurationError, match=r"stall_timeout_s=.* is not possible: it must be above 0, finite, or None"
     ):
         Participant(Downpour(), [], stall_timeout_s=wrong)
+
+
+def test_messages_that_count_something_else_leave_the_number_of_steps():
+    stall_detector = StallDetector({1: "node7"}, tells=False, clock=lambda: 0.0)
+    stall_detector.heard(Message(Kind.EXCHANGE, sender=1, sequence=1, clock=500))
+    for others in (
+        Message(Kind.PAUSE, sender=1, sequence=1, clock=3),
+        Message(Kind.JOIN, sender=1, sequence=0, clock=2, stop=True),
+        Message(Kind.ROUND, sender=1, sequence=1, clock=40),
+    ):
+        stall_detector.heard(others)
+        assert stall_detector.last(1).endswith(f"{others.kind.name} after step 500")
