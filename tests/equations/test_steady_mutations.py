@@ -54,9 +54,9 @@ def test_the_gain_of_a_worker_s_own_last_gradient(monkeypatch):
 def test_a_look_ahead_with_the_wrong_sign(monkeypatch, case):
     numbers = _paced.PacedOptimizer._numbers
 
-    def backwards(optimizer, one, pace):
-        factors, bias = numbers(optimizer, one, pace)
-        return factors._replace(lead=-factors.lead), bias
+    def backwards(optimizer, one, pace, *rest):
+        factors = numbers(optimizer, one, pace, *rest)
+        return factors._replace(lead=-factors.lead)
 
     monkeypatch.setattr(_paced.PacedOptimizer, "_numbers", backwards)
     with pytest.raises(AssertionError, match="gradient taken at step"):
@@ -67,11 +67,11 @@ def test_a_look_ahead_with_the_wrong_sign(monkeypatch, case):
 def test_a_scale_that_is_missing_in_one_of_two_places(monkeypatch, place):
     numbers = _paced.PacedOptimizer._numbers
 
-    def unscaled(optimizer, one, pace):
-        factors, bias = numbers(optimizer, one, pace)
+    def unscaled(optimizer, one, pace, *rest):
+        factors = numbers(optimizer, one, pace, *rest)
         if place == "the momentum":
-            return factors._replace(take=factors.take / pace.scale), bias
-        return factors._replace(lead=factors.lead / pace.scale), bias
+            return factors._replace(take=factors.take / pace.scale)
+        return factors._replace(lead=factors.lead / pace.scale)
 
     monkeypatch.setattr(_paced.PacedOptimizer, "_numbers", unscaled)
     with pytest.raises(AssertionError, match="off by"):
@@ -81,9 +81,9 @@ def test_a_scale_that_is_missing_in_one_of_two_places(monkeypatch, place):
 def test_an_update_in_adam_that_forgets_the_scale(monkeypatch):
     numbers = _paced.PacedOptimizer._numbers
 
-    def unscaled(optimizer, one, pace):
-        factors, bias = numbers(optimizer, one, pace)
-        return factors._replace(rate=factors.rate / pace.scale), bias
+    def unscaled(optimizer, one, pace, *rest):
+        factors = numbers(optimizer, one, pace, *rest)
+        return factors._replace(rate=factors.rate / pace.scale)
 
     monkeypatch.setattr(_paced.PacedOptimizer, "_numbers", unscaled)
     with pytest.raises(AssertionError, match="off by"):
