@@ -308,6 +308,8 @@ class SteadyGroup(Stateful):
             return
         kind = stretches[0] if stretches and stretches[0].adaptive else None
         if kind is not None:
+            if self.norms.metric is None:
+                self.gain = MeanGain()  # what was measured without the metric is no estimate in it
             self.metric.see(gradient[self.norms.places], kind, 1.0)
             self.norms.metric = self.metric.factors(kind)
         move = self.paced.begin(x, gradient, stretches, self._options.together(gain))
@@ -316,8 +318,8 @@ class SteadyGroup(Stateful):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         super().load(state)
-        stretches = self._optimizer.stretches(self.norms.places[-1] + 1, None)
-        if stretches and stretches[0].adaptive:
+        stretches = self._optimizer.stretches(self.paced.velocity.size, None)
+        if self.metric.steps and stretches and stretches[0].adaptive:
             self.norms.metric = self.metric.factors(stretches[0])
 
     def gain_report(self) -> GainReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import threadpoolctl
 
+from nnlo_common import Adam, Steady
 from nnlo_common.algorithms._gain import Gain, sampled_places
 
 
@@ -41,3 +42,20 @@ def test_the_gain_that_so_many_coordinates_give_is_as_exact_as_is_said() -> None
     off = np.array(found) / ((1 + 1 / workers) / (2 / workers)) - 1
     assert abs(off.mean()) < 0.03
     assert 0.01 < off.std() < np.sqrt(workers / (4 * count))
+
+
+def test_the_gain_of_adam_in_a_group_is_the_same_for_gradients_of_any_size() -> None:
+    def gains(size: float) -> list[float]:
+        rule, x = Steady().group(300, Adam(1e-4)), np.zeros(300, np.float32)
+        draw, found = np.random.default_rng(0), []
+        for step in range(20):
+            noise = draw.standard_normal((4, 300)) * (5.0 if step else 0.05)
+            members = (size * (1 + noise)).astype(np.float32)
+            squares, mean = [rule.norms.square(one) for one in members], members.mean(axis=0)
+            rule.norms.take_mean(mean)
+            before = rule.work[1]
+            rule.step(x, mean, squares, 1.0)
+            found.append(rule.work[1] - before)
+        return found
+
+    np.testing.assert_allclose(gains(1e3), gains(1.0), rtol=1e-3)

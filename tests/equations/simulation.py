@@ -249,6 +249,8 @@ class Steady(AGN):
         metric = self.metric(None if measured_first else g)
         if many == 1:
             return g, 1.0
+        if measured_first and self.t == 1 and self.stepped.epsilon:  # the first had no metric
+            self.pairs, self.noise, self.signal = 0, 0.0, 0.0
         single = sum(float((metric * one.payload**2).sum()) for one in requests) / many
         mean = float((metric * g * g).sum())
         noise = max(single - mean, 0.0) * many / (many - 1)
