@@ -18,6 +18,7 @@ import pytest
 from nnlo_common.commands._cli import main
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training.report._course import Course
+from nnlo_common.training.report._facts_writer import FactsFile
 from nnlo_common.training.report._live_ranks import LiveFile, LiveRank, LiveRun, read_live
 from nnlo_common.training.report._live_table import alarms, live_table, summary
 from tests.helpers.paths import ROOT
@@ -198,6 +199,14 @@ def test_facts_are_enough(tmp_path):
     assert read_live(tmp_path).ended
     path.write_text("")
     assert not read_live(tmp_path).ranks
+
+
+def test_after_the_first_epoch_the_facts_tell_of_the_second(tmp_path):
+    facts = FactsFile(tmp_path, 0)
+    facts.add("start", role="alone")
+    for what, expected in (("sample", 1), ("epoch", 2)):
+        facts.add(what, epoch=0, seconds=1.0, samples=10)
+        assert [one.epoch for one in read_live(tmp_path).ranks] == [expected]
 
 
 def test_files_that_cannot_be_read_are_named_and_hide_no_others(tmp_path):

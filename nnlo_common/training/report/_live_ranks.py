@@ -369,7 +369,7 @@ def _followed(path: Path, rank: int) -> LiveRank | None:
         last[what] = line
     epoch, sample = last.get("epoch", {}), last.get("sample", {})
     newest = max((_number(one, "time") or 0.0 for one in (start, *last.values())), default=0.0)
-    metrics = epoch.get("metrics")
+    metrics, finished = epoch.get("metrics"), _number(epoch, "epoch")
     return LiveRank(
         rank=rank,
         role=_text(start, "role") or f"rank {rank}",
@@ -378,7 +378,7 @@ def _followed(path: Path, rank: int) -> LiveRank | None:
         time_s=newest,
         moved_s=newest,
         followed=True,
-        epoch=int((_number(epoch, "epoch") or -1.0) + 2) if sample or epoch else 1,
+        epoch=1 if finished is None else int(finished) + 2,
         samples=_counted(sample),
         rate=_rate(before, sample),
         staleness=_number(sample, "mean_staleness"),
