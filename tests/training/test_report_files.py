@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import threading
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.base._spans import Finished, recorder, span
-from nnlo_common.training.report import _usage
+from nnlo_common.training.report import _facts_writer, _usage
 from nnlo_common.training.report._facts_writer import FactsFile, FactsWriter, read_facts
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
@@ -202,6 +205,35 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
         raw.write("\n{}\n")
     with pytest.raises(ConfigurationError, match=r"line 2: .*; remove that line"):
         list(read_facts(file.path))
+
+
+def test_a_resumed_run_goes_on_after_a_line_that_was_cut_off(tmp_path):
+    path = FactsFile(tmp_path, 0).path
+    path.write_text('{"what": "epoch", "epoch": 0}\n{"what": "epo')
+    FactsFile(tmp_path, 0).add("epoch", epoch=1)
+    assert [one["epoch"] for one in read_facts(path)] == [0, 1]
+    path.write_text('{"what": "epo')
+    FactsFile(tmp_path, 0).add("epoch", epoch=1)
+    assert [one["epoch"] for one in read_facts(path)] == [1]
+
+
+def test_a_line_that_a_full_disk_has_cut_off_is_left_out(tmp_path, monkeypatch, caplog):
+    file = FactsFile(tmp_path, 0)
+    file.add("epoch", epoch=0)
+
+    @contextmanager
+    def full(path):
+        with Path(path).open("ab") as there:
+            yield SimpleNamespace(write=lambda data: there.write(data[:9]))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_facts_writer, "append_file", full)
+        file.add("epoch", epoch=1)
+        file.add("epoch", epoch=2)
+    file.add("epoch", epoch=3)
+    assert [one["epoch"] for one in read_facts(file.path)] == [0, 3]
+    assert caplog.text.count("cannot be written") == 1
 
 
 class Script:

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._file_access import RANKS, append_file, of_rank, readable_file, usable
+from nnlo_common.base._file_access import RANKS, append_file, of_rank, readable_file, reopened_file, usable
 from nnlo_common.base._flat_vector import Vector
 from nnlo_common.base._limited_formats import parsed_json
 from nnlo_common.base._spans import Finished, Spans, record, recorder
@@ -80,7 +80,8 @@ class FactsFile:
 
     def __init__(self, folder: str | Path, rank: int, asked: str = "") -> None:
         self.path = usable(asked or f"Report({str(folder)!r})", of_rank(folder, _NAME, rank))
-        self._broken = False
+        self._broken = self._cut = False
+        self._cut_off()  # of a start before, which was killed
 
     def add(self, what: str, **facts: Any) -> None:
         """Append a line.
@@ -90,13 +91,29 @@ class FactsFile:
             facts: by name; numbers that are not finite become null.
         """
         line = {"what": what, "time": round(time.time(), 6), **facts}
+        if self._cut:
+            self._cut_off()
         try:
             with append_file(self.path) as file:
                 file.write(f"{json.dumps(_finite(line), default=str)}\n".encode())
         except (OSError, MemoryError) as error:
+            self._cut = True
             if not self._broken:
                 self._broken = True
                 _LOG.warning("%s cannot be written (%s); the training goes on", self.path, error)
+
+    def _cut_off(self) -> None:
+        """Remove a line that was not written to its end: the next one would continue it."""
+        with suppress(OSError, MemoryError):
+            descriptor = reopened_file(self.path)
+            try:
+                begin = max(os.fstat(descriptor).st_size - _LONGEST, 0)
+                tail = os.pread(descriptor, _LONGEST, begin)
+                if not tail.endswith(b"\n"):
+                    os.ftruncate(descriptor, begin + tail.rfind(b"\n") + 1)
+                self._cut = False
+            finally:
+                os.close(descriptor)
 
 
 def facts_files(folder: Path) -> Iterator[tuple[Path, int]]:
