@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import mmap
+import os
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from nnlo_common import ConfigurationError, TrainingReport
 from nnlo_common.base._spans import Finished, recorder, span
-from nnlo_common.training.report import _facts_writer, _usage
+from nnlo_common.commands._trace import merged
+from nnlo_common.training.report import _facts_writer, _trace_file, _usage
 from nnlo_common.training.report._facts_writer import FactsFile, FactsWriter, read_facts
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
@@ -55,6 +57,40 @@ def test_a_trace_keeps_its_latest_events_within_its_limit(tmp_path):
     assert numbers == list(range(numbers[0], 1000))
     assert len(numbers) > 100
     assert [one["name"] for one in events].count("process_name") == 2  # each half can be looked at alone
+
+
+class FullDisk:
+    """A file that takes the first bytes only, or none."""
+
+    def __init__(self, file, takes):
+        self.file, self.takes = file, takes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def seek(self, place):
+        self.file.seek(place)
+
+    def write(self, data):
+        if not self.takes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data[: self.takes])
+
+
+@pytest.mark.parametrize("takes", [0, 30])
+def test_a_training_goes_on_where_its_trace_cannot_be_written(tmp_path, monkeypatch, caplog, takes):
+    facts = FactsWriter(tmp_path, None, TrainingReport, timeline=True)
+    monkeypatch.setattr(
+        _trace_file, "open", lambda *how, **more: FullDisk(os.fdopen(*how, **more), takes), raising=False
+    )
+    facts.epoch(0, {}, 0.1, {})
+    facts.close()
+    assert caplog.text.count("timeline.rank0.json cannot be written") == 1
+    assert [line["what"] for line in read_facts(tmp_path / "ranks/facts.rank0.jsonl")][-1] == "end"
+    assert merged(tmp_path)[1] == 0  # what was written is read
 
 
 def test_both_ends_of_a_message_have_one_number(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,7 @@ __all__ = ["OLDER", "Trace", "trace_path"]
 
 _Item = TypeVar("_Item")
 
+_LOG = logging.getLogger(__name__)
 _READINGS = 20
 _END = b"\n]\n"
 #: Is in the name of the earlier half of a trace that has reached its limit.
@@ -36,7 +40,7 @@ class Trace:
     Rounded down, they keep their order, so that what lies within a span still does.
 
     When the file has half of `limit_mb`, it becomes the older half in place of the one before, and a new one
-    begins: a long training keeps its latest events.
+    begins: a long training keeps its latest events. Where it cannot be written, as on a full disk, it ends.
 
     Args:
         path: the file; an old one is replaced.
@@ -75,9 +79,9 @@ class Trace:
         self._half_bytes = int(limit_mb * 1e6 / 2)
         self._spans: deque[Finished] = deque()
         self._counters: deque[tuple[str, float, float]] = deque()
-        self._writing = threading.Lock()
+        self._writing, self._broken = threading.Lock(), False
         self._older.unlink(missing_ok=True)
-        self._begin()
+        self._attempt(self._begin)
 
     def add(self, span: Finished) -> None:
         """Add a span; it is written by the next `flush`."""
@@ -95,10 +99,23 @@ class Trace:
                 {"name": name, "ph": "C", "ts": self._micros(at_s), "tid": 0, "args": {"value": value}}
                 for name, at_s, value in _taken(self._counters)
             ]
-            self._write(events)
-            if self._ends_at > self._half_bytes:
-                self._path.replace(self._older)
-                self._begin()
+            if not self._broken:
+                self._attempt(lambda: self._append(events))
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (OSError, MemoryError) as error:
+            self._broken = True
+            _LOG.warning(
+                "%s cannot be written (%s): it ends here, and the training goes on", self._path, error
+            )
+
+    def _append(self, events: list[dict[str, Any]]) -> None:
+        self._write(events)
+        if self._ends_at > self._half_bytes:
+            self._path.replace(self._older)
+            self._begin()
 
     @property
     def _older(self) -> Path:
@@ -142,7 +159,9 @@ class Trace:
         # One write over the old end, so that a killed process has written all of it or nothing.
         with open(reopened_file(self._path), "r+b", buffering=0) as file:  # noqa: PTH123 - a descriptor
             file.seek(self._ends_at)
-            file.write(before + text + _END)
+            data = before + text + _END
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._ends_at += len(before) + len(text)
 
 
