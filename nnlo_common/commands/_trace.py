@@ -19,6 +19,7 @@ __all__ = ["backwards_ms", "merged", "run_trace"]
 # -- events of all ranks of a run in one trace ---------------------------------------------------------
 
 _LONGEST = 1 << 16  # no event of ours is as long
+_NAMES = ("id", "name", "pid", "tid")  # by which events are told apart
 
 
 def merged(folder: Path) -> tuple[list[dict[str, Any]], int]:
@@ -98,7 +99,7 @@ def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any] | None:
         if not text.endswith(b"}"):
             return None
         raise ConfigurationError(f"{path}, line {number}: {error}; remove that line") from None
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or any(isinstance(found.get(name), list | dict) for name in _NAMES):
         raise ConfigurationError(f"{path}, line {number}: is no event; remove that line")
     return dict(found)
 

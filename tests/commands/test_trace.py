@@ -63,6 +63,8 @@ def test_a_file_that_was_cut_off_is_read_to_there(tmp_path):
         (None, "has no timeline (ranks/timeline.rank0.json): train with --timeline"),
         ('[\n{"a": 1]}\n]\n', "timeline.rank0.json, line 2: "),
         ("[\n3}\n]\n", "timeline.rank0.json, line 2: "),
+        ('[\n{"ph": "s", "id": [1]}\n]\n', "timeline.rank0.json, line 2: is no event"),
+        ('[\n{"ph": "X", "pid": {}}\n]\n', "timeline.rank0.json, line 2: is no event"),
     ],
 )
 def test_what_is_no_timeline_is_refused(content, expected, tmp_path, capsys):
