@@ -201,12 +201,17 @@ def _copy_rows(source: Any, target: Any) -> None:
 
 def _tell(path: str, names: Sequence[str], target: Path, pad: int | None) -> None:
     before, after = _pace(path, names, pad), _pace(str(target), names)
-    sizes = [f"{Path(without_tree(one)).stat().st_size / 1e6:.1f} MB" for one in (path, str(target))]
+    sizes = [f"{_bytes(Path(without_tree(one))) / 1e6:.1f} MB" for one in (path, str(target))]
     print(
         f"nnlo rechunk: {path} ({sizes[0]}, reads {before:.0f} MB/s) is now {target} ({sizes[1]}, reads "
         f"{after:.0f} MB/s)",
         flush=True,
     )
+
+
+def _bytes(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder."""
+    return sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
 
 
 def _pace(path: str, names: Sequence[str], pad: int | None = None) -> float:

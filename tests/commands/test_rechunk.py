@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def test_every_format_becomes_hdf5(kind, tmp_path):
     with closing(FileSource(tmp_path / "new/a.h5", features="x", labels="n")) as source:
         for found, wanted in zip(source.take(0, 10), columns.values(), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_folder_has_the_size_of_all_files_in_it(tmp_path, capsys):
+    path = make("Zarr", tmp_path / "a", {"x": np.random.default_rng(0).random(100_000)}, piece=50_000)
+    assert main(["rechunk", path, "--to", str(tmp_path / "new")]) == 0
+    before, after = re.findall(r"\(([\d.]+) MB", capsys.readouterr().out)
+    assert float(before) == pytest.approx(0.8, abs=0.11)
+    assert after == "0.8"
 
 
 def test_what_is_no_number_is_left_out_and_rows_of_unequal_length_need_a_length(tmp_path, capsys):
