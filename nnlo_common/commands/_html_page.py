@@ -33,13 +33,15 @@ def html_page(title: str, parts: Iterable[str]) -> str:
         title: also the name of its tab.
         parts: what follows the heading, as HTML.
     """
-    return (
+    page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
+    # A path or a command may have bytes that are no text.
+    return page.encode(errors="replace").decode()
 
 
 def html_table(

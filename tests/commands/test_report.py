@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import replace
@@ -247,6 +248,29 @@ def test_a_killed_and_resumed_run_is_read(tmp_path):
     run = read_run(folder)
     assert run.history["loss"] == [0.5, 0.25, 0.125]
     assert (run.seconds, run.ranks[0].host, run.ranks[0].lost) == (8.0, "b", ["rank 1"])
+
+
+def test_a_metric_that_not_every_epoch_has_is_not_taken_for_one_that_is_not_finite(tmp_path):
+    facts = FactsFile(tmp_path, 0)
+    facts.add("start", role="alone")
+    usage = {"seconds": 1.0, "memory_mb": 1.0, "cpu_s": 1.0}
+    for number, loss in enumerate((0.5, 0.4, 0.3, 0.2)):
+        scores = {"val_loss": loss} if number % 2 else {}  # validated in every second epoch
+        facts.add("epoch", epoch=number, metrics={"loss": loss, **scores}, **usage)
+    run = read_run(tmp_path)
+    assert verdicts(run) == []
+    assert "val_loss 0.2000" in runs_page([run], [[]], drawn(run_figures([run])))
+    facts.add("epoch", epoch=4, metrics={"loss": 0.2}, **usage)
+    facts.add("epoch", epoch=5, metrics={"loss": 0.2, "val_loss": float("nan")}, **usage)
+    (told,) = verdicts(read_run(tmp_path))
+    assert "val_loss is no finite number after epoch 6" in told
+
+
+def test_the_page_has_names_that_are_no_text(tmp_path):
+    folder = tmp_path / os.fsdecode(b"net-\xff")
+    FactsFile(folder, 0).add("start", role="alone", command="train \ud800")
+    assert main(["report", str(folder)]) == 0
+    assert "train ?" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

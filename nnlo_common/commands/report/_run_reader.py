@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,7 +171,8 @@ class RunFacts:
 
     Attributes:
         folder: of its files.
-        history: the centre's metrics, a number for each epoch; None: not a finite number.
+        history: the centre's metrics, a number for each epoch; None: not a finite number; NaN: that epoch
+            did not have it.
         workers: the same for each worker, by role.
         ranks: all that are known.
         began: when it began, as text; empty: unknown.
@@ -320,7 +322,7 @@ class _RankLines:
             metrics = line.get(what, line.get("metrics"))
             for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
                 known = found.setdefault(str(name), [])
-                known += [None] * (number - len(known)) + [_number(value)]
+                known += [math.nan] * (number - len(known)) + [_number(value)]
         return found
 
     def facts(self) -> RankFacts:

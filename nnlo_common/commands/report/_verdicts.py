@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -122,10 +123,10 @@ def _divergence(run: RunFacts) -> Iterator[str]:
             epoch = list(values).index(None) + 1
             yield f"{name} is no finite number after epoch {epoch}: {advice}; check the data for NaN"
             return
-        known = [one for one in values if one is not None]
+        known = [one for one in values if one is not None and not math.isnan(one)]
         # A loss may be below 0; then no ratio tells anything.
         if name == "loss" and len(known) > 1 and min(known) > 0 and known[-1] > _ROSE * min(known):
-            best = known.index(min(known)) + 1
+            best = list(values).index(min(known)) + 1
             yield (
                 f"loss rises from {min(known):.4g} after epoch {best} to {known[-1]:.4g} at the end: {advice}"
             )
