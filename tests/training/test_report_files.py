@@ -59,6 +59,15 @@ def test_a_trace_keeps_its_latest_events_within_its_limit(tmp_path):
     assert [one["name"] for one in events].count("process_name") == 2  # each half can be looked at alone
 
 
+def test_the_pace_in_a_trace_is_without_the_samples_before_a_resumption(tmp_path):
+    facts = FactsWriter(tmp_path, None, lambda: TrainingReport(samples=1_000_000), timeline=True)
+    facts.close()
+    events = json.loads((tmp_path / "ranks/timeline.rank0.json").read_text())
+    paces = [one["args"]["value"] for one in events if one["name"] == "samples/s"]
+    assert paces
+    assert not any(paces)
+
+
 class FullDisk:
     """A file that takes the first bytes only, or none."""
 

@@ -312,8 +312,8 @@ class FactsWriter:
             ahead_s = layout.clock.ahead_s
             self._trace = Trace(path, layout.rank, name, ahead_s=ahead_s, limit_mb=limit_mb, asked=asked)
         self._told, self._telling = {"lost": 0, "stall": 0}, threading.Lock()
-        self._counted = 0, 0.0
         self._last = report()
+        self._counted = self._last.samples, 0.0  # more than 0 where the training was resumed
         self._ended, self._abandoned, self._closed = threading.Event(), False, False
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
