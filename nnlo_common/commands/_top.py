@@ -45,6 +45,9 @@ def run_top(
         return 0
     try:
         _follow(rich, console, folder, every_s, wait)
+    except ConfigurationError as error:  # somebody has removed it
+        tell(str(error), "top")
+        return REFUSED
     except KeyboardInterrupt:
         return 0
     return 0
@@ -53,7 +56,7 @@ def run_top(
 def _follow(rich: Any, console: Any, folder: Path, every_s: float, wait: Callable[[float], object]) -> None:
     with rich.live.Live(console=console, auto_refresh=False) as live:
         while True:
-            found = read_live(folder)
+            found = _look(folder)
             live.update(live_table(found, max(_FEWEST, console.height - _AROUND)), refresh=True)
             if found.ended:
                 return

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
+from nnlo_common.commands._top import _follow
 from nnlo_common.training._rank_parts import TrainingReport
 from nnlo_common.training.report._course import Course
 from nnlo_common.training.report._facts_writer import FactsFile
 from nnlo_common.training.report._live_ranks import LiveFile, LiveRank, LiveRun, read_live
-from nnlo_common.training.report._live_table import alarms, live_table, summary
+from nnlo_common.training.report._live_table import alarms, live_table, rich_module, summary
 from tests.helpers.paths import ROOT
 
 NOW = 1000.0
@@ -338,6 +341,27 @@ def test_on_a_terminal_the_table_follows_the_run_to_its_end(tmp_path):
     assert b"50 %" in shown
     assert b"\x1b[" in shown  # drawn in place
     assert b"complete" in shown
+
+
+def test_a_folder_that_is_removed_ends_the_table(tmp_path):
+    rich_console = pytest.importorskip("rich.console", reason=NEEDS_RICH)
+    planted(tmp_path / "run")
+    console = rich_console.Console(file=io.StringIO(), force_terminal=True)
+    removals = iter([lambda: shutil.rmtree(tmp_path / "run")])
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
+        _follow(rich_module("top"), console, tmp_path / "run", 0.0, lambda _: next(removals)())
+
+
+def test_ranks_of_a_start_that_had_more_are_not_shown(tmp_path):
+    wall = Clock()
+    for start, ranks in enumerate((3, 1, 1)):
+        live = [LiveFile(tmp_path, rank, f"worker {rank}", "a", wall=wall) for rank in range(ranks)]
+        for one in live:
+            one.write()
+        assert [one.rank for one in read_live(tmp_path).ranks] == [*range(ranks)], start
+        wall.later(60.0)  # and it is killed
+    live[0].end()
+    assert read_live(tmp_path).ended
 
 
 def test_a_rank_has_ended_even_if_its_thread_was_writing_at_that_moment(tmp_path):

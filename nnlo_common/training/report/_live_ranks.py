@@ -70,6 +70,7 @@ class LiveFile:
     ) -> None:
         self._path = usable(f"run={str(folder)!r}", of_rank(folder, LIVE, rank))
         self._fixed = {"rank": rank, "role": role, "host": host, "process": os.getpid(), "every_s": every_s}
+        self._fixed["began"] = wall()
         self._every_s, self._clock, self._wall = every_s, clock, wall
         self._noted: dict[str, Any] = {"epoch": 1, "samples": 0, "scores": {}}
         self._first_loss: float | None = None
@@ -177,6 +178,7 @@ _FACTS = "facts.jsonl"
 _LARGEST, _TAIL = 1 << 16, 1 << 14
 _LARGEST_NUMBER = 1e15
 _TOGETHER_S = 30.0  # a live file is written more often than that
+_APART_S = 10.0  # by which the ranks of one start begin at most
 _MOST_SCORES, _LONGEST, _DIGITS = 50, 80, 7
 
 
@@ -188,6 +190,7 @@ class LiveRank:
         rank: its number.
         role: "alone", "server 0", "worker 0", ...
         host: the machine; empty: unknown.
+        began_s: when its process began, in seconds since 1970; 0: unknown.
         ended: whether it has left the training.
         time_s: when it last showed a sign of life, in seconds since 1970.
         moved_s: when it last made a step or, on a server, heard of one.
@@ -209,6 +212,7 @@ class LiveRank:
     rank: int
     role: str
     host: str = ""
+    began_s: float = 0.0
     ended: bool = False
     time_s: float
     moved_s: float
@@ -296,11 +300,13 @@ def read_live(folder: Path, now_s: float | None = None) -> LiveRun:
                 continue  # replaced or removed meanwhile
             except (OSError, ValueError) as error:
                 unreadable.append(_plain(f"{path.name}: {getattr(error, 'strerror', None) or error}"))
+    began_s = max((one.began_s for one in ranks.values()), default=0.0)
     return LiveRun(
         folder=folder,
         now_s=time.time() if now_s is None else now_s,
         complete=_COMPLETE in _names(folder),
-        ranks=[ranks[rank] for rank in sorted(ranks)],
+        # Those of an earlier start, which had more ranks, are left out.
+        ranks=[ranks[rank] for rank in sorted(ranks) if ranks[rank].time_s > began_s - _APART_S],
         unreadable=unreadable,
     )
 
@@ -335,6 +341,7 @@ def _live(path: Path, rank: int) -> LiveRank:
         rank=rank,
         role=_text(found, "role") or f"rank {rank}",
         host=_text(found, "host"),
+        began_s=_number(found, "began") or 0.0,
         ended=found.get("state") == "ended",
         time_s=_known(found, "time"),
         moved_s=_known(found, "moved"),
