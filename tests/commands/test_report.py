@@ -266,6 +266,21 @@ def test_a_metric_that_not_every_epoch_has_is_not_taken_for_one_that_is_not_fini
     assert "val_loss is no finite number after epoch 6" in told
 
 
+def test_ranks_of_a_start_that_had_more_are_no_workers_now(tmp_path):
+    usage = {"seconds": 1.0, "memory_mb": 1.0, "cpu_s": 1.0, "samples": 10, "metrics": {}}
+    for start, size in enumerate((4, 2)):
+        for number in range(size):
+            facts = FactsFile(tmp_path, number)
+            role = f"worker {number - 1}" if number else "server 0"
+            facts.add("start", role=role, host="a", cores=2, size=size)
+            facts.add("epoch", epoch=start, **usage)
+    run = read_run(tmp_path)
+    assert [one.samples for one in run.ranks] == [20, 20, 10, 10]
+    assert run.workers_count == 1
+    assert verdicts(run) == []  # two ranks have two cores
+    assert "<td>worker 2, before</td>" in runs_page([run], [[]], {})
+
+
 def test_the_page_has_names_that_are_no_text(tmp_path):
     folder = tmp_path / os.fsdecode(b"net-\xff")
     FactsFile(folder, 0).add("start", role="alone", command="train \ud800")

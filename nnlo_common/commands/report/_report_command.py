@@ -106,7 +106,7 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
     rows = [
         [
             str(one.rank),
-            one.role,
+            f"{one.role}, before" if one.former else one.role,
             one.host,
             "" if one.cores is None else str(one.cores),
             str(one.samples or ""),

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,6 +116,7 @@ class RankFacts:
     Attributes:
         rank: its number.
         role: "alone", "server 0", "worker 0", ...
+        former: whether only an earlier start of the run had it, on more ranks.
         host: the machine; empty: unknown.
         cores: how many processor cores of that machine this job may use; None: unknown.
         samples: how many it has trained on, or served.
@@ -137,6 +138,7 @@ class RankFacts:
 
     rank: int
     role: str
+    former: bool = False
     host: str = ""
     cores: int | None = None
     samples: int = 0
@@ -157,7 +159,7 @@ class RankFacts:
     @property
     def trains(self) -> bool:
         """Whether it computes gradients."""
-        return not serves(self.role)
+        return not serves(self.role) and not self.former
 
     @property
     def peak_memory_mb(self) -> float | None:
@@ -202,7 +204,7 @@ class RunFacts:
     @property
     def center(self) -> RankFacts | None:
         """The rank that has the centre: the last one, which has taken over from those before it."""
-        return next((one for one in reversed(self.ranks) if speaks(one.role)), None)
+        return next((one for one in reversed(self.ranks) if speaks(one.role) and not one.former), None)
 
     @property
     def workers_count(self) -> int:
@@ -243,7 +245,8 @@ def read_run(folder: Path) -> RunFacts:
     ranks = [_RankLines(path, rank) for path, rank in sorted(facts_files(folder), key=lambda one: one[1])]
     if not ranks:
         raise ConfigurationError(_without_facts(folder))
-    center = next((one for one in reversed(ranks) if speaks(one.role)), ranks[0])
+    size = _size(ranks)
+    center = next((one for one in reversed(ranks) if speaks(one.role) and one.rank < size), ranks[0])
     start = center.start
     versions = start.get("versions")
     began_s = _number(start.get("time"))
@@ -251,7 +254,7 @@ def read_run(folder: Path) -> RunFacts:
         folder=folder,
         history=center.history("metrics"),
         workers=_by_role(ranks),
-        ranks=[one.facts() for one in ranks],
+        ranks=[replace(one.facts(), former=one.rank >= size) for one in ranks],
         began="" if began_s is None else _as_text(began_s),
         seconds=center.seconds,
         command=str(start.get("command", "")),
@@ -261,6 +264,12 @@ def read_run(folder: Path) -> RunFacts:
         layout={name: str(start[name]) for name in _LAYOUT if name in start},
         config=_config(folder, start),
     )
+
+
+def _size(ranks: Sequence[_RankLines]) -> float:
+    """Return how many ranks the last start has; infinite: it does not tell."""
+    start = max((one.start for one in ranks), key=lambda start: _number(start.get("time")) or 0.0)
+    return 1 if start.get("role") == "alone" else _number(start.get("size")) or math.inf
 
 
 def _without_facts(folder: Path) -> str:

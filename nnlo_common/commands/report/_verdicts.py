@@ -148,7 +148,7 @@ def _crowded(run: RunFacts) -> dict[str, tuple[int, int, float | None]]:
     """Return the hosts with too few cores: their ranks, their cores, and how much of the time was lost."""
     found = {}
     for host in sorted({one.host for one in run.ranks if one.host}):
-        there = [one for one in run.ranks if one.host == host]
+        there = [one for one in run.ranks if one.host == host and not one.former]
         cores = min((one.cores for one in there if one.cores), default=len(there))
         epochs = [epoch for one in there for epoch in one.epochs if epoch.core_wait_s is not None]
         waited_s = sum(epoch.core_wait_s or 0.0 for epoch in epochs)
@@ -191,11 +191,12 @@ def _saved_by_leases(paces: Mapping[str, float | None]) -> float:
 def _waits(run: RunFacts) -> Iterator[str]:
     """Tell of waits, unless a cause that has a verdict of its own explains them."""
     workers = [one.shares for one in run.ranks if one.trains and one.shares is not None]
-    servers = [one.shares for one in run.ranks if not one.trains and one.shares is not None]
+    serving = [one for one in run.ranks if not one.trains and not one.former]
+    servers = [one.shares for one in serving if one.shares is not None]
     if not workers or not servers or any((*_slow_workers(run), *_cores(run), *reading(run))):
         return
     waited = sum(one.share("wait") for one in workers) / len(workers)
-    busy = max(_busy(one) for one in run.ranks if not one.trains)
+    busy = max(map(_busy, serving))
     if waited > WAITED and busy > BUSY:
         yield told(waited, busy, len(servers))
     elif waited > WAITED:
