@@ -67,12 +67,7 @@ def run_rechunk(
                 f"--pad {pad} with the HDF5 file {whole_files[0]}: without --names it is copied as it is; "
                 "add --names, or leave --pad out"
             )
-        for path in listed:
-            target = Path(to) / f"{Path(without_tree(path)).stem}.h5"
-            if target.exists():
-                raise ConfigurationError(
-                    f"{target} is there already; name another folder by --to, or remove it"
-                )
+        for target, path in _targets(listed, Path(to)).items():
             storage = _ChunkLayout(rows, filter_)
             with whole(usable("--to", target)) as fresh:
                 if path in whole_files:
@@ -84,6 +79,22 @@ def run_rechunk(
         tell(str(error), "rechunk")
         return REFUSED
     return 0
+
+
+def _targets(paths: Sequence[str], folder: Path) -> dict[Path, str]:
+    """Return the new files, with what each is made of."""
+    found: dict[Path, str] = {}
+    for path in paths:
+        target = folder / f"{Path(without_tree(path)).stem}.h5"
+        if target.exists():
+            raise ConfigurationError(f"{target} is there already; name another folder by --to, or remove it")
+        if target in found:
+            raise ConfigurationError(
+                f"{found[target]} and {path} would both become {target}; rewrite them one after the other, "
+                "each with another --to"
+            )
+        found[target] = path
+    return found
 
 
 class _ChunkLayout(NamedTuple):
@@ -153,14 +164,25 @@ def _copy_columns(
     path: str, fresh: Path, storage: _ChunkLayout, names: Sequence[str] | None, pad: int | None
 ) -> list[str]:
     """Write columns of a file of any format; return their names."""
+    kind = format_of([path])
+    wanted = list(dict.fromkeys(names or ())) or _usable(path, kind.names(path, None), pad)
+    with closing(FileSource(path, features=wanted, pad=pad, cache="none")) as source:
+        try:
+            _write_columns(source, fresh, storage)
+        except NNLOError:
+            raise
+        except Exception as error:  # h5py raises any type of exception for names, sizes and full disks
+            raise ConfigurationError(
+                f"{path} cannot be written as HDF5 ({error}); choose other columns by --names, or make room "
+                "on that disk"
+            ) from None
+    return wanted
+
+
+def _write_columns(source: FileSource, fresh: Path, storage: _ChunkLayout) -> None:
     import h5py
 
-    kind = format_of([path])
-    wanted = list(names or ()) or _usable(path, kind.names(path, None), pad)
-    with (
-        closing(FileSource(path, features=wanted, pad=pad, cache="none")) as source,
-        h5py.File(fresh, "w") as target,
-    ):
+    with h5py.File(fresh, "w") as target:
         size = len(source)
         made = [
             storage.dataset(target, field.name, (size, *field.shape), field.dtype) for field in source.fields
@@ -173,7 +195,6 @@ def _copy_columns(
             source.read(start, stop, arrays)
             for one, array in zip(made, arrays, strict=True):
                 one[start:stop] = array
-        return wanted
 
 
 def _usable(path: str, names: Sequence[str], pad: int | None) -> list[str]:

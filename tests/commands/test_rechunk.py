@@ -52,6 +52,29 @@ def test_every_format_becomes_hdf5(kind, tmp_path):
             np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_name_counts_once_and_names_within_each_other_are_refused(tmp_path, capsys):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros(5)
+    assert main(["rechunk", str(tmp_path / "a.h5"), "--to", str(tmp_path / "new"), "--names", "x", "x"]) == 0
+    with h5py.File(tmp_path / "new/a.h5") as file:
+        assert list(file) == ["x"]
+    np.savez(tmp_path / "b.npz", **{"x": np.zeros(5), "x/y": np.zeros(5)})
+    assert main(["rechunk", str(tmp_path / "b.npz"), "--to", str(tmp_path / "new")]) == 2
+    assert "b.npz cannot be written as HDF5 (" in capsys.readouterr().err
+    assert [one.name for one in (tmp_path / "new").iterdir()] == ["a.h5"]
+
+
+def test_two_files_that_would_have_one_name_are_refused_before_any_is_written(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        with h5py.File(tmp_path / folder / "x.h5", "w") as file:
+            file["x"] = np.zeros(5)
+    files = [str(tmp_path / folder / "x.h5") for folder in ("a", "b")]
+    assert main(["rechunk", *files, "--to", str(tmp_path / "new")]) == 2
+    assert f"{files[0]} and {files[1]} would both become" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_has_the_size_of_all_files_in_it(tmp_path, capsys):
     path = make("Zarr", tmp_path / "a", {"x": np.random.default_rng(0).random(100_000)}, piece=50_000)
     assert main(["rechunk", path, "--to", str(tmp_path / "new")]) == 0
