@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 __all__ = ["drawn", "html_page", "html_table"]
 
@@ -57,7 +58,7 @@ def html_table(
         heads: the names of the columns.
         rows: their texts.
         long: break lines within the cells.
-        links: for each row the address of its last cell; empty: none.
+        links: for each row the path that its last cell leads to; empty: none.
 
     Example:
         >>> print(html_table(["rank"], [["<0>"]]))
@@ -71,7 +72,8 @@ def html_table(
     for number, row in enumerate(rows):
         cells = [escape(one) for one in row]
         if number < len(links) and links[number]:
-            cells[-1] = f'<a href="{escape(links[number])}">{cells[-1]}</a>'
+            address = quote(links[number], errors="surrogateescape")
+            cells[-1] = f'<a href="{address}">{cells[-1]}</a>'
         body += "<tr>" + "".join(f"{cell}{one}</td>" for one in cells) + "</tr>\n"
     return f"<table><tr>{head}</tr>\n{body}</table>"
 

@@ -13,7 +13,7 @@ import pytest
 from nnlo_common import ConfigurationError
 from nnlo_common.algorithms import GainReport
 from nnlo_common.commands._cli import main
-from nnlo_common.commands._html_page import drawn
+from nnlo_common.commands._html_page import drawn, html_table
 from nnlo_common.commands.report._report_command import runs_page
 from nnlo_common.commands.report._run_figures import run_figures
 from nnlo_common.commands.report._run_reader import (
@@ -279,6 +279,11 @@ def test_ranks_of_a_start_that_had_more_are_no_workers_now(tmp_path):
     assert run.workers_count == 1
     assert verdicts(run) == []  # two ranks have two cores
     assert "<td>worker 2, before</td>" in runs_page([run], [[]], {})
+
+
+def test_links_lead_to_folders_whatever_their_names():
+    (link,) = re.findall('href="(.*?)"', html_table(["trial"], [["0"]], links=["search #1/50% <a>?/"]))
+    assert link == "search%20%231/50%25%20%3Ca%3E%3F/"
 
 
 def test_the_page_has_names_that_are_no_text(tmp_path):
