@@ -252,6 +252,14 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
         list(read_facts(file.path))
 
 
+def test_a_line_about_many_workers_is_read(tmp_path):
+    file = FactsFile(tmp_path, 0)
+    file.add("end", staleness={rank: dict.fromkeys(range(200), 1000) for rank in range(1000)})
+    file.add("start")
+    assert file.path.stat().st_size > 2_000_000
+    assert [one["what"] for one in read_facts(file.path)] == ["end", "start"]
+
+
 def test_a_resumed_run_goes_on_after_a_line_that_was_cut_off(tmp_path):
     path = FactsFile(tmp_path, 0).path
     path.write_text('{"what": "epoch", "epoch": 0}\n{"what": "epo')
