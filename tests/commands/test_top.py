@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nnlo_common import ConfigurationError
+from nnlo_common.base._spans import KINDS
 from nnlo_common.commands._cli import main
 from nnlo_common.commands._top import _follow
 from nnlo_common.training._rank_parts import TrainingReport
@@ -210,6 +211,18 @@ def test_after_the_first_epoch_the_facts_tell_of_the_second(tmp_path):
     for what, expected in (("sample", 1), ("epoch", 2)):
         facts.add(what, epoch=0, seconds=1.0, samples=10)
         assert [one.epoch for one in read_live(tmp_path).ranks] == [expected]
+
+
+def test_facts_of_a_long_epoch_tell_of_the_epoch_before_and_of_the_role(tmp_path):
+    facts = FactsFile(tmp_path, 0)
+    facts.add("start", role="spare 3", config={"layers": ["dense"] * 10_000})
+    facts.add("role", role="server 0")
+    facts.add("epoch", epoch=4, metrics={"loss": 0.5})
+    for second in range(100):
+        facts.add("sample", seconds=float(second), samples=second, spent=dict.fromkeys(KINDS, 0.1))
+    (found,) = read_live(tmp_path).ranks
+    assert (found.epoch, found.role, found.scores) == (6, "server 0", {"loss": 0.5})
+    assert (found.samples, found.rate) == (99, 1.0)
 
 
 def test_files_that_cannot_be_read_are_named_and_hide_no_others(tmp_path):

@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nnlo_common.base._file_access import RANKS, new_file, of_rank, read_whole, readable_file, usable
 from nnlo_common.base._limited_formats import parsed_json
-from nnlo_common.training._rank_parts import TrainingReport, serves, speaks
+from nnlo_common.training._rank_parts import TrainingReport, serves, speaks, stands_by
 from nnlo_common.training.report._course import Moment
 
 __all__ = ["LIVE", "LiveFile", "LiveRank", "LiveRun", "read_live"]
@@ -175,7 +175,7 @@ class LiveFile:
 #: The file of `nnlo train` that says that a run is complete.
 _COMPLETE = "history.json"
 _FACTS = "facts.jsonl"
-_LARGEST, _TAIL = 1 << 16, 1 << 14
+_LARGEST, _TAIL, _FAR = 1 << 16, 1 << 14, 1 << 20
 _LARGEST_NUMBER = 1e15
 _TOGETHER_S = 30.0  # a live file is written more often than that
 _APART_S = 10.0  # by which the ranks of one start begin at most
@@ -363,23 +363,28 @@ def _live(path: Path, rank: int) -> LiveRank:
 def _followed(path: Path, rank: int) -> LiveRank | None:
     """Read the begin and the end of a file of facts; None: it has no line yet."""
     with readable_file(path) as file:
-        head = file.readline(_LARGEST)
-        file.seek(max(len(head), file.seek(0, 2) - _TAIL))
-        tail = file.read(_TAIL).split(b"\n")
-    if not head.endswith(b"\n"):
-        return None
-    start, last = _table(head), dict[str, Mapping[str, Any]]()
-    before: Mapping[str, Any] = {}
-    for line in map(_line, tail):
-        what = str(line.get("what"))
-        before = last.get("sample", {}) if what == "sample" else before
-        last[what] = line
+        head = file.readline(_FAR)
+        if not head.endswith(b"\n"):
+            return None
+        tail = _end_of(file, _TAIL, len(head))
+        start, last = _table(head), dict[str, Mapping[str, Any]]()
+        before: Mapping[str, Any] = {}
+        for line in map(_line, tail.split(b"\n")):
+            what = str(line.get("what"))
+            before = last.get("sample", {}) if what == "sample" else before
+            last[what] = line
+        rare = ["epoch", *(["role"] if stands_by(_text(start, "role")) else [])]
+        if any(what not in last for what in rare):  # many samples lie between two of them
+            far = _end_of(file, _FAR, len(head))
+            for what in rare:
+                place = far.rfind(f'{{"what": "{what}"'.encode())
+                last.setdefault(what, {} if place < 0 else _line(far[place:].partition(b"\n")[0]))
     epoch, sample = last.get("epoch", {}), last.get("sample", {})
     newest = max((_number(one, "time") or 0.0 for one in (start, *last.values())), default=0.0)
     metrics, finished = epoch.get("metrics"), _number(epoch, "epoch")
     return LiveRank(
         rank=rank,
-        role=_text(start, "role") or f"rank {rank}",
+        role=_text(last.get("role", {}), "role") or _text(start, "role") or f"rank {rank}",
         host=_text(start, "host"),
         ended="end" in last and (_number(last["end"], "time") or 0.0) >= newest,
         time_s=newest,
@@ -392,6 +397,12 @@ def _followed(path: Path, rank: int) -> LiveRank | None:
         scores=_scores(metrics),
         lost=[_text(last["lost"], "text")] if "lost" in last else (),
     )
+
+
+def _end_of(file: BinaryIO, size: int, begin: int) -> bytes:
+    """Return the last bytes of a file, at most so many, without what is before `begin`."""
+    file.seek(max(begin, file.seek(0, os.SEEK_END) - size))
+    return file.read(size)
 
 
 def _line(line: bytes) -> Mapping[str, Any]:
