@@ -391,6 +391,15 @@ def test_without_a_server_the_samples_of_all_ranks_are_counted():
     assert run.samples_per_second == pytest.approx(100.0)
 
 
+def test_a_server_of_keras_knows_no_samples_and_those_of_its_workers_are_counted():
+    server = rank(0, "server 0", exchanges=400, noise_scale=1e6, epochs=epochs(100, 100, samples=0.0))
+    workers = [rank(number, f"worker {number - 1}", epochs=epochs(100, 100)) for number in (1, 2)]
+    run = run_of(server, *workers, history={"loss": [1.0, 0.5]})
+    assert run.samples_per_second == pytest.approx(100.0)
+    assert run.epoch_samples == [200.0, 200.0]
+    assert verdicts(run) == []
+
+
 def sample(at, memory_mb=9.0, peak_memory_mb=9.0):
     used = {"memory_mb": memory_mb, "peak_memory_mb": peak_memory_mb, "cpu_s": at}
     return Sample(at_s=1000.0 + at, moved_mb=at, gpu=0.5, **used)

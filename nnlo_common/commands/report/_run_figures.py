@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from nnlo_common.base._spans import KINDS
@@ -117,13 +117,8 @@ def _ticks(run: RunFacts, count: int, monitored: bool) -> dict[str, list[float]]
     if monitored:
         assert run.center is not None  # monitored says so
         epochs = run.center.epochs[:count]
-        share = run.workers_count if run.center.role == "lead" else 1
-        samples = 0.0
-        ticks |= {"samples": [], "seconds": []}
-        for epoch in epochs:
-            samples += epoch.samples * share
-            ticks["samples"].append(samples)
-            ticks["seconds"].append(epoch.ended_s - (epochs[0].ended_s - epochs[0].seconds))
+        ticks["samples"] = list(accumulate(run.epoch_samples[:count]))
+        ticks["seconds"] = [one.ended_s - (epochs[0].ended_s - epochs[0].seconds) for one in epochs]
     return ticks
 
 

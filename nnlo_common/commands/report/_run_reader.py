@@ -212,15 +212,22 @@ class RunFacts:
         return sum(one.trains for one in self.ranks)
 
     @property
+    def epoch_samples(self) -> list[float]:
+        """The samples of all workers in each epoch of the centre."""
+        epochs = self.center.epochs if self.center is not None else ()
+        if self.center is not None and self.center.role != "lead" and any(one.samples for one in epochs):
+            return [one.samples for one in epochs]
+        # A lead tells of its own samples only, and a server of Keras of none.
+        return [
+            sum(rank.epochs[number].samples for rank in self.ranks if number < len(rank.epochs))
+            for number in range(len(epochs))
+        ]
+
+    @property
     def samples_per_second(self) -> float | None:
         """The pace of all workers together, over the epochs; None before the first has ended."""
-        epochs = self.center.epochs if self.center is not None else ()
-        seconds = sum(one.seconds for one in epochs)
-        if not seconds or self.center is None:
-            return None
-        if self.center.role == "lead":  # it tells of its own samples only
-            return sum(one.samples for rank in self.ranks for one in rank.epochs) / seconds
-        return sum(one.samples for one in epochs) / seconds
+        seconds = sum(one.seconds for one in self.center.epochs) if self.center is not None else 0.0
+        return sum(self.epoch_samples) / seconds if seconds else None
 
 
 # -- reader of a run's folder: the facts that its ranks have written, and its options -------------------

@@ -253,9 +253,11 @@ def _noise(run: RunFacts) -> Iterator[str]:
 
 
 def _samples_together(run: RunFacts) -> float | None:
-    """Return the samples of a contribution."""
+    """Return the samples of a contribution; None: unknown, as on a server of Keras."""
     center = run.center
-    return center.samples / center.exchanges if center is not None and center.exchanges else None
+    if center is None or not center.exchanges or not center.samples:
+        return None
+    return center.samples / center.exchanges
 
 
 def _below_critical(run: RunFacts) -> str:
