@@ -400,6 +400,16 @@ def test_a_server_of_keras_knows_no_samples_and_those_of_its_workers_are_counted
     assert verdicts(run) == []
 
 
+def test_a_noise_scale_in_batches_is_shown_as_such(tmp_path):
+    facts = FactsFile(tmp_path, 0)
+    facts.add("start", role="server 0", size=1)
+    usage = {"seconds": 1.0, "memory_mb": 1.0, "cpu_s": 1.0, "metrics": {}}
+    facts.add("epoch", epoch=0, noise_scale=7.0, noise_unit="batches", **usage)
+    assert "7 batches at the end: the critical number of them" in runs_page([read_run(tmp_path)], [[]], {})
+    facts.add("epoch", epoch=0, noise_scale=7.0, **usage)
+    assert "7 samples at the end: the critical batch" in runs_page([read_run(tmp_path)], [[]], {})
+
+
 def sample(at, memory_mb=9.0, peak_memory_mb=9.0):
     used = {"memory_mb": memory_mb, "peak_memory_mb": peak_memory_mb, "cpu_s": at}
     return Sample(at_s=1000.0 + at, moved_mb=at, gpu=0.5, **used)

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnlo_common import ConfigurationError, TrainingReport
+from nnlo_common import ConfigurationError, Downpour, Synchronous, TrainingReport
 from nnlo_common.base._spans import Finished, recorder, span
 from nnlo_common.commands._trace import merged
 from nnlo_common.training.report import _facts_writer, _trace_file, _usage
-from nnlo_common.training.report._facts_writer import FactsFile, FactsWriter, read_facts
+from nnlo_common.training.report._facts_writer import FactsFile, FactsWriter, RankPlace, read_facts
 from nnlo_common.training.report._profiled_steps import ProfiledSteps, StepProfiler
 from nnlo_common.training.report._trace_file import Trace
 from nnlo_common.training.report._usage import Usage, gpus_here
@@ -57,6 +57,32 @@ def test_a_trace_keeps_its_latest_events_within_its_limit(tmp_path):
     assert numbers == list(range(numbers[0], 1000))
     assert len(numbers) > 100
     assert [one["name"] for one in events].count("process_name") == 2  # each half can be looked at alone
+
+
+class Team:
+    """A session of a server."""
+
+    over, serving, member = True, None, SimpleNamespace(group=None, server=None)
+
+    def __init__(self, algorithm):
+        self.algorithm = algorithm
+
+    def when_taking_over(self, call):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("unit", "algorithm", "expected"),
+    [("samples", Downpour(), None), ("batches", Downpour(), "batches"), ("batches", Synchronous(), None)],
+)
+def test_the_unit_of_a_noise_scale_is_that_of_the_weights(tmp_path, unit, algorithm, expected):
+    report, team = TrainingReport(noise_scale=7.0), Team(algorithm)
+    place = RankPlace(rank=0, role="server 0", host="a", cores=1)
+    facts = FactsWriter(tmp_path, team, lambda: report, unit=unit, place=place)
+    facts.epoch(0, {}, 0.1, {})
+    facts.close()
+    (line,) = [one for one in read_facts(tmp_path / "ranks/facts.rank0.jsonl") if one["what"] == "epoch"]
+    assert (line["noise_scale"], line.get("noise_unit")) == (7.0, expected)
 
 
 def test_the_pace_in_a_trace_is_without_the_samples_before_a_resumption(tmp_path):

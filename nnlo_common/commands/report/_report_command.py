@@ -131,7 +131,8 @@ def _of_run(run: RunFacts, heading: str) -> list[str]:
         if run.center.gain.held_bytes:
             facts["kept to go back"] = f"{run.center.gain.held_bytes / 1e6:.3g} MB, a copy of the centre"
     if run.center is not None and run.center.noise_scale is not None:
-        facts["noise scale"] = f"{run.center.noise_scale:.3g} samples at the end: the critical batch"
+        unit, what = ("batches", "number of them") if run.center.noise_in_batches else ("samples", "batch")
+        facts["noise scale"] = f"{run.center.noise_scale:.3g} {unit} at the end: the critical {what}"
     facts |= {**run.layout, **run.versions}
     told = [[name, value] for name, value in facts.items() if value]
     parts += [f"<h2>{escape(heading)}With what</h2>", html_table(["what", "value"], told, long=True)]

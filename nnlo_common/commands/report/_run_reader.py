@@ -131,7 +131,8 @@ class RankFacts:
         samples_of_usage: about one for each second.
         shares: where its time went; None: unknown.
         gain: how much work the workers have done together; None: it is not measured here.
-        noise_scale: the gradient noise scale at the end, in samples; None: the same.
+        noise_scale: the gradient noise scale at the end; None: the same.
+        noise_in_batches: whether that is in batches, not in samples.
         gradients: the step that was last looked at, and how many values each layer's gradient had up to each
             power of two; None: it was not asked for.
     """
@@ -154,6 +155,7 @@ class RankFacts:
     shares: TimeShares | None = None
     gain: GainReport | None = None
     noise_scale: float | None = None
+    noise_in_batches: bool = False
     gradients: tuple[int, Mapping[str, Mapping[int, int]]] | None = None
 
     @property
@@ -363,6 +365,7 @@ class _RankLines:
             shares=_shares(epochs, self._spent),
             gain=_gain(self._last.get("gain")),
             noise_scale=_number(self._last.get("noise_scale")),
+            noise_in_batches=self._last.get("noise_unit") == "batches",
             gradients=self._gradients,
         )
 

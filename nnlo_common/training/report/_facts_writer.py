@@ -305,6 +305,8 @@ class FactsWriter:
         # Its thread must keep in memory nothing that leads to the owner, with whom it ends.
         self._alone, self._found_team = team is None, None if team is None else weakref.ref(team)
         self._report, self._unit, self._every_s = _without_object(report), unit, every_s
+        weighs = team is None or team.algorithm.weighs  # contributions by their samples
+        self._noise_unit = "samples" if unit == "samples" or weighs else "batches"
         self._file = FactsFile(folder, layout.rank, asked)
         self._trace: Trace | None = None
         if timeline:
@@ -378,7 +380,7 @@ class FactsWriter:
             "spent": {kind: round(spent[kind] - self._spent[kind], 6) for kind in spent},
             **self._read(stages),
             **self._served(report),
-            **_gain(report),
+            **_gain(report, self._noise_unit),
             "metrics": metrics,
         }
         if own is not None:
@@ -422,7 +424,8 @@ class FactsWriter:
         team = self._team
         over = self._alone or (team is not None and team.over)
         seconds = round(time.perf_counter() - self._began_s, 6)
-        self._file.add("end", seconds=seconds, over=over, **self._served(report), **_gain(report))
+        served, gain = self._served(report), _gain(report, self._noise_unit)
+        self._file.add("end", seconds=seconds, over=over, **served, **gain)
         if self._trace is not None:
             self._trace.flush()
 
@@ -519,7 +522,7 @@ class FactsWriter:
         facts: dict[str, Any] = {
             "seconds": round(since_s, 6),
             self._unit: report.samples,
-            **_gain(report),
+            **_gain(report, self._noise_unit),
             "batches": report.steps,
             "exchanges": report.exchanges,
             "mean_staleness": round(report.mean_staleness, 6),
@@ -575,10 +578,14 @@ def _without_object(report: Callable[[], TrainingReport]) -> Callable[[], Traini
     return call
 
 
-def _gain(report: TrainingReport) -> dict[str, Any]:
+def _gain(report: TrainingReport, noise_unit: str) -> dict[str, Any]:
     """Return the noise scale, and how much work the workers have done together, as far as it is measured."""
     gain, noise = report.gain, report.noise_scale
-    told = {"noise_scale": round(noise, 6)} if noise is not None and math.isfinite(noise) else {}
+    told: dict[str, Any] = {}
+    if noise is not None and math.isfinite(noise):
+        told = {"noise_scale": round(noise, 6)}
+        if noise_unit != "samples":
+            told["noise_unit"] = noise_unit
     if gain is None:
         return told
     worth = (
