@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from nnlo_common.commands._cli import main
 from nnlo_common.commands.doctor import _checks as on_links
 from nnlo_common.commands.doctor import _checks as on_machine
 from nnlo_common.commands.doctor import _checks as on_mpi
+from nnlo_common.commands.doctor import _doctor_command
 from nnlo_common.commands.doctor._checks import (
     Finding,
     MPIFacts,
@@ -265,6 +267,23 @@ def test_versions_hold_what_an_issue_needs() -> None:
     assert {"python", "platform", "numpy", "mpi4py", "torch", "keras", "tensorflow", "jax", "h5py"} < set(
         found
     )
+
+
+def test_what_a_library_says_beside_the_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = MPIFacts(
+        library="a", thread_level="SINGLE", ulfm_built=False, ulfm=False, cuda_aware=None, size=1
+    )
+    said = f"3 devices\n{json.dumps(dataclasses.asdict(facts))}\nbye\n"
+    done = subprocess.CompletedProcess([], 0, stdout=said, stderr="")
+    monkeypatch.setattr(_doctor_command.subprocess, "run", lambda *_, **__: done)
+    assert _doctor_command._probe().mpi == facts
+
+
+@pytest.mark.parametrize("said", ["", "a library says hello\n", "[]\n"])
+def test_a_probe_that_answers_nothing_is_a_problem(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.CompletedProcess([], 0, stdout=said, stderr="")
+    monkeypatch.setattr(_doctor_command.subprocess, "run", lambda *_, **__: done)
+    assert "MPI does not start in a single process (it gave no answer)" in _doctor_command._probe().failure
 
 
 def test_a_late_step_is_told_and_a_quick_one_is_not() -> None:

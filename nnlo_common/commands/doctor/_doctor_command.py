@@ -10,12 +10,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nnlo_common.base._errors import NNLOError
+from nnlo_common.base._limited_formats import parsed_json
 from nnlo_common.cluster._connecting import Launch, connect, find_launch, guard, load_world, switched_off
 from nnlo_common.cluster._hosts import Place, locate, place_table, text_table
 from nnlo_common.commands.doctor._checks import (
@@ -250,7 +252,10 @@ def _probe() -> _JoinedJob:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["no message"]
         return _JoinedJob(launch=None, failure=_failure(f"exit status {done.returncode}; {said[-1].strip()}"))
-    return _JoinedJob(launch=None, mpi=MPIFacts(**json.loads(done.stdout.splitlines()[-1])))
+    for line in reversed(done.stdout.splitlines()):  # the library may say something, too
+        with suppress(TypeError, ValueError):
+            return _JoinedJob(launch=None, mpi=MPIFacts(**parsed_json(line)))
+    return _JoinedJob(launch=None, failure=_failure("it gave no answer"))
 
 
 def _failure(reason: str) -> str:
