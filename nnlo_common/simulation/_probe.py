@@ -123,9 +123,9 @@ class GradientHistogram:
         self.counts: dict[int, int] = {}
 
     def add(self, values: Vector) -> None:
-        """Take in a gradient."""
-        there = values[values != 0]
-        self.zeros += int(values.size - there.size)
+        """Take in a gradient; what is not finite has no size."""
+        self.zeros += int(values.size - np.count_nonzero(values))
+        there = values[(values != 0) & np.isfinite(values)]
         exponents, counts = np.unique(np.frexp(np.abs(there))[1], return_counts=True)
         for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True):
             self.counts[exponent] = self.counts.get(exponent, 0) + count

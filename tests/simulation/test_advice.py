@@ -350,3 +350,9 @@ def test_a_link_is_given_in_microseconds_and_gigabytes():
     for text in ("2", "2,0", "a,b", "1,2,3"):
         with pytest.raises(ConfigurationError, match="--link"):
             link_of(text)
+
+
+def test_values_that_are_not_finite_have_no_size():
+    found = GradientHistogram()
+    found.add(np.array([np.nan, np.inf, -np.inf, 0.0, 1.5], np.float32))
+    assert (found.counts, found.zeros) == ({1: 1}, 1)
