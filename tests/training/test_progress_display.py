@@ -75,6 +75,12 @@ def test_a_line_comes_at_least_every_ten_seconds_in_one_order(capsys):
     assert found[-1][1].startswith("epoch   2/2  100 %          7 samples/s  loss 1.0000  accuracy 0.2500 | ")
 
 
+def test_an_epoch_without_samples_has_no_share():
+    course = Course(epochs=2, samples=0)
+    assert course.now(TrainingReport()).share is None
+    assert course.end_epoch(TrainingReport()).share == 1.0
+
+
 @pytest.mark.parametrize("role", ["worker 0", "server 1"])
 def test_other_ranks_are_silent(role, capsys):
     assert not shown(capsys, role)

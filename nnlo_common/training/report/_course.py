@@ -72,7 +72,7 @@ class Course:
         unit: str = "samples",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._epochs, self._samples, self._initial = epochs, samples, initial_epoch
+        self._epochs, self._samples, self._initial = epochs, samples or None, initial_epoch
         self._told = samples is not None
         self._times, self._unit, self._clock = times, unit, clock
         self._began_s = self._epoch_s = clock()
