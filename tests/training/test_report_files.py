@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError, Downpour, Synchronous, TrainingReport
@@ -276,6 +277,13 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
         raw.write("\n{}\n")
     with pytest.raises(ConfigurationError, match=r"line 2: .*; remove that line"):
         list(read_facts(file.path))
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    file = FactsFile(tmp_path, 0)
+    file.add("epoch", epoch=np.int64(3), metrics={"loss": np.float32(0.5), "bad": np.float32("nan")})
+    (line,) = read_facts(file.path)
+    assert (line["epoch"], line["metrics"]) == (3, {"loss": 0.5, "bad": None})
 
 
 def test_a_line_about_many_workers_is_read(tmp_path):

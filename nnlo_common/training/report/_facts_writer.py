@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from nnlo_common.base._arguments import is_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import RANKS, append_file, of_rank, readable_file, reopened_file, usable
@@ -158,6 +160,8 @@ def _parsed(path: Path, number: int, line: bytes, *, is_last: bool) -> Mapping[s
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
