@@ -34,7 +34,7 @@ from nnlo_torch._report import Report
 from nnlo_torch._sampler import ShardSampler
 from nnlo_torch._team import kinds_of
 from nnlo_torch._training_of import group_fact
-from nnlo_torch._wrapper import Wrapper
+from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = [
     "Checkpoint",
@@ -580,9 +580,10 @@ class Checkpoint:
         self._ahead = bool(getattr(loader, "num_workers", 0))
 
 
-def _all_of_training(given: Wrapper | Sequence[Wrapper]) -> list[Wrapper]:
+def _all_of_training(given: object) -> list[Wrapper]:
     """Return the wrappers of a training in the order in which they were made; refuse some of them."""
-    wrappers = [given] if isinstance(given, Wrapper) else list(given)
+    several = given if isinstance(given, Iterable) else [given]
+    wrappers = [wrapper_given(one, "Checkpoint") for one in several]
     members: list[Wrapper] = wrappers[0]._joint.members if wrappers else []
     if not wrappers or (members and {*map(id, wrappers)} != {*map(id, members)}):
         raise collective(

@@ -9,9 +9,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Session, speaks
+from nnlo_common.plugin import Session, is_number, speaks
 from nnlo_torch._joint import AveragedWeights
-from nnlo_torch._wrapper import Wrapper
+from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = ["EMA"]
 
@@ -50,7 +50,10 @@ class EMA(AveragedModel, AveragedWeights):
     """
 
     def __init__(self, optimizer: Wrapper, model: torch.nn.Module, decay: float = 0.999) -> None:
-        if not 0 <= decay <= 1:
+        wrapper_given(optimizer, "EMA")
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigurationError(f"EMA: model is of type {type(model).__name__}; pass a torch.nn.Module")
+        if not is_number(decay) or not 0 <= decay <= 1:
             raise ConfigurationError(f"EMA: decay={decay!r} is not possible: it must be from 0 to 1")
         average: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         super().__init__(model, multi_avg_fn=average)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nnlo_common.plugin import Course, ProgressDisplay, is_live, spaced, speaks, table
-from nnlo_torch._wrapper import Wrapper
+from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = ["Progress"]
 
@@ -61,7 +61,7 @@ class Progress:
         samples: int | None = None,
         log_to: str | Sequence[str] = (),
     ) -> None:
-        self._optimizer, self._model, self._loss = optimizer, model, loss
+        self._optimizer, self._model, self._loss = wrapper_given(optimizer, "Progress"), model, loss
         self._live = is_live() if live is None else live
         # Without a server rank 0 knows of its own samples only, and all ranks take equally many.
         times = optimizer.size if optimizer.role == "lead" else 1

@@ -15,7 +15,7 @@ from nnlo_common.plugin import (
     begin_torch_profile,
     whole_number,
 )
-from nnlo_torch._wrapper import Wrapper
+from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = ["Report"]
 
@@ -79,6 +79,7 @@ class Report:
         gradients: int = 0,
         initial_epoch: int = 0,
     ) -> None:
+        wrapper_given(optimizer, "Report")
         whole_number("gradients", gradients, 0)
         self._optimizer, self._epochs, self._before = optimizer, initial_epoch, optimizer.report()
         if optimizer._team is not None:

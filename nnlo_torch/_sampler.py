@@ -208,6 +208,11 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 f"shuffle=True was given with a {type(data_source).__name__}, which defines its own order; "
                 "leave shuffle out"
             )
+        if not isinstance(data_source, Sized):
+            raise ConfigurationError(
+                f"ShardSampler got an object of type {type(data_source).__name__}, which has no length; "
+                "give it the data set of the loader, and for a stream use nnlo_torch.ShardIterable(stream)"
+            )
         check_assignment("static" if assignment == "auto" else assignment, trained_on=not evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)

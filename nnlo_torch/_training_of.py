@@ -5,7 +5,7 @@ from __future__ import annotations
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import launched
 from nnlo_torch._participation import Participation
-from nnlo_torch._wrapper import Wrapper, current
+from nnlo_torch._wrapper import Wrapper, current, wrapper_given
 
 __all__ = ["can_lease", "group_fact", "member_of", "training_of"]
 
@@ -49,7 +49,7 @@ def training_of(optimizer: Wrapper | None, what: str) -> Participation:
     Raises:
         ConfigurationError: there are several ranks, but no wrapper.
     """
-    training = optimizer or current()
+    training = current() if optimizer is None else wrapper_given(optimizer, what)
     if training is None and launched() is not None:
         raise ConfigurationError(
             f"{what} was used before an optimizer was wrapped, so its training is unknown; wrap the "

@@ -47,6 +47,7 @@ __all__ = [
     "momentum_of",
     "refuse",
     "warn_of_saves",
+    "wrapper_given",
 ]
 
 # -- advice on errors of Python and PyTorch that a script meets when it begins to run on several ranks.
@@ -197,6 +198,21 @@ def momentum_of(optimizer: torch.optim.Optimizer, wrapper: str, *, nesterov: boo
             + (f" and {', '.join(extras)}" if extras else "")
         )
     return float(momenta.pop() or 0.0)
+
+
+def wrapper_given(given: object, name: str) -> Wrapper:
+    """Return the wrapper that something was given; refuse everything else.
+
+    Args:
+        given: what the user has passed.
+        name: what needs a wrapper.
+    """
+    if isinstance(given, Wrapper):
+        return given
+    raise ConfigurationError(
+        f"{name} needs a wrapper of this training, but was given an object of type {type(given).__name__}; "
+        "wrap your optimizer, e.g. optimizer = nnlo_torch.Downpour(torch.optim.Adam(...)), and pass that"
+    )
 
 
 def _call(method: weakref.WeakMethod[Callable[[], object]], role: str) -> None:  # noqa: ARG001

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._state_tree import Stateful
 
@@ -40,8 +40,10 @@ class EarlyStopping(Stateful):
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigurationError(f"mode={mode!r} is not possible: it must be 'min' or 'max'")
-        if not 0 <= min_delta < math.inf:
-            raise ConfigurationError(f"min_delta={min_delta!r} is not possible: it must be at least 0")
+        if not is_number(min_delta) or not 0 <= min_delta < math.inf:
+            raise ConfigurationError(
+                f"min_delta={min_delta!r} is not possible: it must be a number of at least 0"
+            )
         self.patience, self.mode, self.min_delta = whole_number("patience", patience, 1), mode, min_delta
         self.best, self.waited = math.inf if mode == "min" else -math.inf, 0
 
@@ -73,6 +75,9 @@ class Target:
             raise ConfigurationError(
                 f"Target(above={above!r}, below={below!r}) is not possible: give one of the two"
             )
+        for name, value in {"above": above, "below": below}.items():
+            if value is not None and (not is_number(value) or math.isnan(value)):
+                raise ConfigurationError(f"{name}={value!r} is not possible: it must be a number")
         self.above, self.below = above, below
 
     def __call__(self, value: float) -> bool:

@@ -260,11 +260,17 @@ def test_several_servers_are_refused(what):
         on_ranks(3, program)
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.5])
+@pytest.mark.parametrize("decay", [-0.1, 1.5, float("nan"), "x", None, True])
 def test_an_impossible_decay_is_refused(decay):
     model = cases.model_of()
     with pytest.raises(ConfigurationError, match=r"decay=.* must be from 0 to 1"):
         nt.EMA(nt.Downpour(adam_of(model)), model, decay)
+
+
+def test_an_average_of_what_is_no_module_is_refused():
+    model = cases.model_of()
+    with pytest.raises(ConfigurationError, match="EMA: model is of type Adam"):
+        nt.EMA(nt.Downpour(adam_of(model)), adam_of(model))
 
 
 # -- checkpoints --------------------------------------------------------------------------------------

@@ -516,6 +516,13 @@ def test_what_can_be_saved_comes_back(tmp_path, last):
         assert again.last == last
 
 
+@pytest.mark.parametrize("minutes", [-1, float("nan"), "a", True, None])
+def test_impossible_minutes_are_refused(tmp_path, minutes):
+    optimizer = nt.Downpour(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match=r"minutes=.* must be a number of at least 0"):
+        nt.Checkpoint(tmp_path, optimizer, minutes=minutes)
+
+
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_is_used(tmp_path):
     train(tmp_path, epochs=3)
     (tmp_path / "checkpoint-000003" / "rank0.pt").write_bytes(b"")

@@ -345,6 +345,13 @@ def test_an_epoch_is_ordered_once_however_many_leases_it_has():
     assert on_ranks(2, program) == [0, 1]
 
 
+@pytest.mark.parametrize("data", [5, None, (one for one in range(3))])
+def test_what_has_no_length_is_refused_by_its_type(data):
+    told = rf"of type {type(data).__name__}, which has no length; give .*nnlo_torch\.ShardIterable"
+    with pytest.raises(ConfigurationError, match=told):
+        nt.ShardSampler(data)
+
+
 def test_shuffling_what_has_an_order_of_its_own_is_refused():
     with pytest.raises(ConfigurationError, match="shuffle=True was given with a RandomSampler"):
         nt.ShardSampler(RandomSampler(range(4)), shuffle=True)

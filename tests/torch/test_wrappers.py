@@ -615,3 +615,24 @@ def test_an_algorithm_of_ones_own_has_a_wrapper():
         nt.wrapper(Careful)(torch.optim.SGD(cases.model_of().parameters(), lr=0.1), car=1)
     assert nt.wrapper(EASGD) is nt.EASGD
     assert nt.wrapper(Careful).__doc__.startswith("An algorithm of a user's own.")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda plain, _: nt.Checkpoint("run", plain),
+        lambda plain, wrapper: nt.Checkpoint("run", [wrapper, plain]),
+        lambda plain, _: nt.EMA(plain, cases.model_of()),
+        lambda plain, _: nt.Report(plain, "run"),
+        lambda plain, _: nt.Progress(plain),
+        lambda plain, _: list(nt.ShardSampler(range(4), optimizer=plain)),
+        lambda plain, _: list(nt.ShardIterable(range(4), optimizer=plain)),
+    ],
+)
+def test_what_needs_a_wrapper_refuses_a_plain_optimizer(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain, inner = (torch.optim.SGD(cases.model_of().parameters(), lr=0.1) for _ in range(2))
+    told = r"needs a wrapper .*, but was given an object of type SGD; wrap .*nnlo_torch\.Downpour"
+    with pytest.raises(ConfigurationError, match=told):
+        make(plain, nt.Downpour(inner))
+    assert not [*tmp_path.iterdir()]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnlo_common.base._arguments import is_whole
+from nnlo_common.base._arguments import is_number, is_whole
 from nnlo_common.base._errors import ConfigurationError, NNLOError, plural, warn
 from nnlo_common.base._file_access import hold
 from nnlo_common.base._flat_vector import Layout, Vector
@@ -250,6 +250,10 @@ class CheckpointManager:
         minutes: float = 0,
         batches: int = 0,
     ) -> None:
+        if not is_number(minutes) or not minutes >= 0:
+            raise ConfigurationError(
+                f"minutes={minutes!r} is not possible: it must be a number of at least 0; 0: not by time"
+            )
         self.store = Store(folder, keep=keep, better=better)
         self.interrupts = Interrupts()
         self._team, self._state = team, state
