@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -298,6 +298,8 @@ class Checkpoint:
             batches=whole_number("batches", batches, 0),
         )
         self._epoch = self._batch = self._samples = 0  # finished epochs; batches, samples done of the next
+        self._count = self._stopped_of = 0  # epochs that are asked for; those of the loaded, stopped training
+        self._still_ends: Callable[[], bool] = lambda: True  # whether it would be stopped again
         self._inside = self._begun = False  # within an epoch; its sampler has started
         self._was_inside = False  # the loaded checkpoint was saved within an epoch
         self._sampler: ShardSampler | Batches | None = None
@@ -309,21 +311,27 @@ class Checkpoint:
     def epochs(self, count: int) -> Iterator[int]:
         """Loop over epochs, beginning with that of the newest checkpoint; call it on all ranks.
 
+        A training that was stopped by `optimizer.stop()` is over, unless `count` is larger than it was then.
+
         Args:
             count: total number of epochs.
 
         Raises:
             ConfigurationError: the folder belongs to another training, or no checkpoint in it is whole.
         """
+        whole_number("epochs", count, 0)
         with self._manager.interrupts:
             self._manager.resume()
-            self._manager.say_resumed(self._epoch, count)
+            self._count, over = count, self._stopped_of >= count and self._still_ends()
+            self._manager.say_resumed(count if over else self._epoch, count)
             packed({"also": self._also_states()})  # refuses what cannot be saved before it would be
             try:
-                while self._epoch < count and not self._optimizer.stopped:
+                while self._epoch < count and not (over or self._optimizer.stopped):
                     yield self._epoch
-                    self._end_epoch(last=self._epoch + 1 == count)
+                    self._end_epoch(last=self._all_stop or self._epoch + 1 == count)
             except GeneratorExit:  # the loop was left, perhaps by an error
+                if self._all_stop:
+                    self._end_epoch(last=True)
                 self._manager.finish_alone()
                 raise
             self._manager.finish()
@@ -382,6 +390,11 @@ class Checkpoint:
         """Score the model as it is now, so that the best checkpoint is kept; call it on all ranks."""
         self._manager.score(float(value))
         self._optimizer._joint.told({"score": float(value)})
+
+    @property
+    def _all_stop(self) -> bool:
+        """Whether all ranks end the training after this epoch."""
+        return self._optimizer._stopping and not self._optimizer._joint.over
 
     # -- saving ---------------------------------------------------------------------------------------
 
@@ -474,6 +487,7 @@ class Checkpoint:
             "data": {} if self._sampler is None else self._sampler._described(),
             "epoch": self._epoch,
             "batch": self._batch,
+            "stopped": self._count if self._optimizer.stopped else 0,
             "versions": {"nnlo": nnlo_common.__version__, "torch": torch.__version__},
         }
 
@@ -514,6 +528,7 @@ class Checkpoint:
         for one in self._wrappers:  # loading has replaced the inner optimizer's groups and state
             one.param_groups, one.state = one.optimizer.param_groups, one.optimizer.state
         self._load_also(tree["also"])
+        self._stopped_of = facts.get("stopped", 0)
         if anew:
             self._epoch = self._first_epoch = facts["epoch"]
             return
@@ -528,6 +543,7 @@ class Checkpoint:
     def _check(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:
         """Refuse a state that no training can have, before any of it is loaded."""
         check_entries(tree, _ENTRIES)
+        checked_count("the last epoch in its facts", facts.get("stopped", 0))  # older ones have none
         others = tree.get("others", [])
         if not isinstance(others, list) or len(others) != len(self._wrappers) - 1:
             raise DamagedError(f"its facts name {len(self._wrappers)} optimizers, but it has others")

@@ -568,7 +568,9 @@ class TorchTrainer(Trainer):
         every = self._settings.checkpoint
         if every is None:
             return None
-        return nnlo_torch.Checkpoint(folder, self._joined, also={"course": so_far}, epochs=every)
+        checkpoint = nnlo_torch.Checkpoint(folder, self._joined, also={"course": so_far}, epochs=every)
+        checkpoint._still_ends = lambda: bool(self._stopping.replay(so_far.center))
+        return checkpoint
 
 
 class _ScoreHistory:

@@ -218,6 +218,61 @@ def test_it_says_from_where_it_resumes_and_when_nothing_is_left(tmp_path, capsys
     )
 
 
+def stopped(folder, size, *, epochs=4, every=1, leaves=False, agreed=True, after=1, **options):
+    """Stop a training after an epoch; the epochs that each rank has seen, and its weights at the end."""
+
+    def program(world):
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01), world=world, **options)
+        data = torch.ones(24, 2)
+        sampler = nt.ShardSampler(data, optimizer=optimizer)
+        loader = torch.utils.data.DataLoader(data, batch_size=2, sampler=sampler)
+        seen, checkpoint = [], nt.Checkpoint(folder, optimizer, epochs=every)
+        for epoch in checkpoint.epochs(epochs):
+            seen.append(epoch)
+            torch_checkpoint.samples_of_epoch(model, optimizer, checkpoint.batches(loader))
+            if agreed:
+                optimizer.mean({"loss": 1.0})
+            if epoch == after:
+                optimizer.stop()
+                if leaves:
+                    break
+        with optimizer.evaluation():
+            weights = model.weight.tolist()
+        optimizer.close()
+        return seen, weights
+
+    if size == 1:
+        return [program(None)]
+    with MemoryCluster(size) as cluster:
+        return cluster.run(program, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(("size", "servers"), [(1, 1), (3, 1), (3, 0)])
+def test_a_stopped_training_is_not_begun_again_unless_more_epochs_are_wanted(
+    tmp_path, capsys, size, servers, leaves, every
+):
+    options = {"every": every, "leaves": leaves, "servers": servers}
+    first = stopped(tmp_path, size, **options)
+    assert [seen for seen, _ in first] == [[0, 1]] * size
+    assert capsys.readouterr().out == ""
+    again = stopped(tmp_path, size, **options)
+    assert [seen for seen, _ in again] == [[]] * size
+    assert [weights for _, weights in again] == [weights for _, weights in first]
+    assert "nothing is left to train; ask for more epochs" in capsys.readouterr().out
+    longer = stopped(tmp_path, size, **options, epochs=5, after=3)
+    assert [seen for seen, _ in longer] == [[2, 3]] * size
+
+
+@pytest.mark.slow
+def test_a_training_that_its_server_has_stopped_is_not_begun_again(tmp_path):
+    stopped(tmp_path, 3, agreed=False)
+    assert [seen for seen, _ in stopped(tmp_path, 3, agreed=False)] == [[]] * 3
+
+
 @pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.Downpour])
 def test_a_group_of_which_a_rank_has_no_part_begins_anew_together(tmp_path, capsys, wrapper):
     first = on_ranks(tmp_path, 5, wrapper, epochs=2, group_size=2)
