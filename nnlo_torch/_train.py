@@ -65,8 +65,15 @@ def accuracy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the share of samples whose highest output is their class; labels are numbers or one-hot rows."""
     if output.ndim < 2 or output.shape[1] < 2:
         raise ValueError("accuracy needs an output for each of several classes; write one in the Python file")
-    classes = labels.argmax(1) if labels.shape == output.shape else labels
-    return (output.argmax(1) == classes).float().mean()
+    return (output.argmax(1) == _classes(output, labels)).float().mean()
+
+
+def _classes(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of classes in labels, which may be one-hot rows or have a column of their own."""
+    if labels.shape == output.shape:
+        return labels.argmax(1)
+    # Compared with the rows of the output, a column would be broadcast.
+    return labels.squeeze(1) if labels.ndim == output.ndim else labels
 
 
 def function_of(plan: RunPlan, flag: str, name: str) -> Function:
@@ -125,8 +132,7 @@ def _of_each(loss: Function, name: str) -> Function:
 
 def _correct(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     accuracy(output, labels)  # refuses what has no classes
-    classes = labels.argmax(1) if labels.shape == output.shape else labels
-    return (output.argmax(1) == classes).float()
+    return (output.argmax(1) == _classes(output, labels)).float()
 
 
 def _places(function: Callable[..., Any]) -> int:

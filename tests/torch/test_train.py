@@ -271,6 +271,20 @@ def test_a_loss_of_the_python_file_is_taken():
 
 
 @pytest.mark.framework("torch")
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 2)], ids=["classes", "segments"])
+def test_accuracy_takes_labels_in_a_column_of_their_own(shape):
+    import torch
+
+    from nnlo_torch import _train
+
+    labels = torch.arange(4).reshape(4, *[1] * (len(shape) - 1)).expand(shape) % 3
+    output = torch.nn.functional.one_hot((labels + (labels == 2)) % 3, 3).movedim(-1, 1).float()
+    for given in (labels, labels.unsqueeze(1), labels.to(torch.uint8).unsqueeze(1)):
+        assert _train.accuracy(output, given).item() == 0.75
+        assert _train._correct(output, given).shape == shape
+
+
+@pytest.mark.framework("torch")
 def test_the_python_file_in_the_guide_trains():
     import h5py
 
