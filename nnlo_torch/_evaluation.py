@@ -27,6 +27,8 @@ class Sums:
     def add(self, batch: object, means: Mapping[str, Any], samples: int | None = None) -> None:
         """Add the means over one batch; `samples`: its number of samples, if known."""
         samples = samples_in(batch) if samples is None else samples
+        if not samples:  # the mean of nothing is NaN
+            return
         self.samples += samples
         for name, value in means.items():
             self._sums[name] += samples * float(value)  # type: ignore[assignment]

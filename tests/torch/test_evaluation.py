@@ -204,6 +204,13 @@ def test_alone_an_evaluation_is_of_the_model_itself():
         assert_same(before, everything(model))
 
 
+def test_a_batch_without_samples_changes_no_mean():
+    optimizer = wrapped(None, Mixed())
+    batches = [torch.ones(2), torch.ones(0), torch.full((2,), 3.0)]
+    assert optimizer.evaluate(lambda x: {"x": x.mean()}, batches) == {"x": 2.0}
+    assert optimizer.evaluate(lambda x: {"x": x.mean()}, batches[1:2]) == {}
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_mean_is_weighted_and_ends_the_epoch(size):
     """As in a loop that wants the training loss of an epoch: the server has no samples, so no mean."""
