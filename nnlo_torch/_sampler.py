@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from types import CodeType, FrameType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
@@ -218,6 +219,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
         self._assignment, self._evaluation, self._optimizer = assignment, evaluation, optimizer
         self._size = len(data_source)
+        self._in_pass = self._size if self._inner is None else None  # samples: elements may be batches
         self._rest: list[int] | None = None  # remainder of a resumed lease, with its epoch
         self._lease: list[int] = []
         self._taken = 0  # samples taken of this epoch's share
@@ -258,7 +260,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                     take(0)
                     yield element.element
                     continue
-                take(len(element) if isinstance(element, Sequence) else 1)
+                take(_samples_in(element))
                 self._taken += 1
                 yield element
 
@@ -340,8 +342,9 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         even: dict[str, Any] = {"group_size": training.group_size, "even": batch is None}
         if training.counts_progress:
             before, done = divmod(self._taken, max(self._share_size(), 1))
-        for number in training.passes(self.epoch, lambda: self._size, before):
-            elements, over = self._elements(number), training.ending(self._size)
+        for number in training.passes(self.epoch, self._samples, before):
+            elements = self._elements(number)
+            over = training.ending(self._samples())
             for position in share(len(elements), *training.share, done=done, **even):
                 if over():
                     return
@@ -357,7 +360,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     def _leased(self, training: Participation, batch: int | None) -> Iterator[Any]:
         lease = self._resumed(training)
-        for number in training.passes(self.epoch, lambda: self._size, self._again, shared=True):
+        for number in training.passes(self.epoch, self._samples, self._again, shared=True):
             yield from self._leased_in(training, number, lease, batch)
             lease, self._again = None, self._again + 1
 
@@ -378,7 +381,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
             epoch, start, stop = lease.epoch, lease.start, lease.stop
             if epoch not in orders:
                 orders[epoch] = self._elements(epoch)
-            elements, over = orders[epoch], training.ending(self._size)
+                self._check_length(orders[epoch])
+            elements, over = orders[epoch], training.ending(self._samples())
             for position in range(start, stop):
                 self._lease = [epoch, position, stop]
                 if over():
@@ -451,7 +455,32 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         with _drawing, torch.random.fork_rng(devices=[]):
             # torch.manual_seed would seed the GPUs, too.
             torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
-            return list(self._inner)
+            elements = list(self._inner)
+        self._in_pass = sum(map(_samples_in, elements))
+        return elements
+
+    def _samples(self) -> int:
+        """Return the number of samples in a pass."""
+        if self._in_pass is None:  # other workers have leased all of the first pass
+            self._elements(self.epoch)
+        return self._in_pass or 0
+
+    def _check_length(self, elements: list[Any]) -> None:
+        """Refuse to lease elements of which there are more or fewer than the server deals out."""
+        if len(elements) != self._size:
+            name = type(self._source).__name__
+            raise ConfigurationError(
+                f"{name} has yielded {len(elements)} elements, but its length was {self._size} when "
+                "ShardSampler was made of it, and workers lease so many; let both agree in every epoch, or "
+                "use assignment='static'"
+            )
+
+
+def _samples_in(element: Any) -> int:
+    """Return the number of samples behind an element: those of a batch, else one."""
+    if isinstance(element, torch.Tensor | np.ndarray):
+        return len(element) if element.ndim else 1
+    return len(element) if isinstance(element, Sequence) and not isinstance(element, str | bytes) else 1
 
 
 def _refuse_own_generator(sampler: Any) -> None:

@@ -283,6 +283,42 @@ def test_whole_batches_of_another_sampler_are_dealt_out(assignment):
 
 
 @pytest.mark.parametrize(
+    ("element", "samples"),
+    [([1, 2, 3], 3), (torch.arange(3), 3), (torch.tensor(7), 1), (7, 1), ("image_07", 1), (b"07", 1)],
+    ids=str,
+)
+def test_a_step_weighs_as_many_samples_as_an_element_has(element, samples):
+    optimizer = wrapped(None)
+    list(nt.ShardSampler(Listed([element]), optimizer=optimizer))
+    assert optimizer.report().samples == samples
+
+
+class Listed(torch.utils.data.Sampler):
+    """Yields the elements of a list, and says that it has another number of them."""
+
+    def __init__(self, elements, size=None):
+        self._elements, self._size = elements, size
+
+    def __len__(self):
+        return len(self._elements) if self._size is None else self._size
+
+    def __iter__(self):
+        return iter(self._elements)
+
+
+@pytest.mark.parametrize("size", [9, 12])
+def test_leases_of_a_sampler_that_is_not_as_long_as_it_said_are_refused(size):
+    def program(world):
+        optimizer = wrapped(world)
+        sampler = nt.ShardSampler(Listed(range(10), size), assignment="dynamic", optimizer=optimizer)
+        return taken(sampler, optimizer)
+
+    told = f"Listed has yielded 10 elements, but its length was {size}.* assignment='static'"
+    with pytest.raises(ConfigurationError, match=told):
+        on_ranks(3, program)
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: RandomSampler(range(24)),

@@ -48,13 +48,18 @@ def plain(model, name="momentum"):
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def trained(world=None, *, loader_of=None, schedule=None, epochs=EPOCHS, name="momentum", **options):
+def trained(world=None, *, whole=False, schedule=None, epochs=EPOCHS, name="momentum", **options):
     """Train; return for each epoch the samples used here, the progress and the learning rate."""
     torch.set_num_threads(1)
     model, data = model_of(), Numbered()
     optimizer = nt.Steady(plain(model, name), world=world, **options)
-    sampler = nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
-    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
+    if whole:
+        inner = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(data), BATCH, drop_last=False)
+        sampler = nt.ShardSampler(inner, optimizer=optimizer, unit=1)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    else:
+        sampler = nt.ShardSampler(data, optimizer=optimizer, unit=BATCH)
+        loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
     scheduler = None if schedule is None else schedule(optimizer, len(loader))
     found = []
     for _ in range(epochs):
@@ -111,6 +116,8 @@ def test_one_worker_has_the_bits_of_the_plain_loop(name):
         (4, {"synchronous": True}),
         (3, {"servers": 0}),
         (5, {"group_size": 2}),
+        (3, {"whole": True}),
+        (3, {"whole": True, "servers": 0}),
     ],
     ids=str,
 )
@@ -147,14 +154,15 @@ def test_passes_of_fixed_number_use_each_sample_once():
         assert together(results, epoch) == Counter(range(SIZE))
 
 
-def test_a_schedule_by_batch_follows_progress():
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_schedule_by_batch_follows_progress(whole):
     def one_cycle(optimizer, batches):
         assert batches == 11
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=EPOCHS * batches)
 
-    alone = trained(schedule=one_cycle)
+    alone = trained(schedule=one_cycle, whole=whole)
     assert alone["steps"] == 33
-    for one in on_ranks(4, schedule=one_cycle):
+    for one in on_ranks(4, schedule=one_cycle, whole=whole):
         if "worker" in one["role"]:
             assert one["steps"] == 33
             for epoch in range(EPOCHS):
