@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -54,16 +53,10 @@ class GradientsAhead:
         self._team, self._flat_model = weakref.ref(team), flat_model
         self._thread = threading.get_ident()
         self._places = _places(flat_model.gradient.layout)
-        self._trained = [tensor.requires_grad for tensor in flat_model.tensors]
+        self._trained = flat_model.trained()
         self._in_vain, self._on = 0, True
         self._begin()
-        self._hooks = [
-            tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._noticed, index)
-            )
-            for index, tensor in enumerate(flat_model.tensors)
-            if tensor.requires_grad
-        ]
+        self._hooks = flat_model.when_made(self._noticed)
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
@@ -100,6 +93,8 @@ class GradientsAhead:
         if index in self._made:  # a step was left out, or passes are added up
             self._again = True
             return
+        if not self._made:
+            self._trained = self._flat_model.trained()  # what was frozen before may be trained now
         gradient = tensor.grad
         self._made[index] = gradient, 0 if gradient is None else changes_of(gradient)
         while self._next >= 0 and (self._next in self._made or not self._trained[self._next]):

@@ -256,6 +256,25 @@ class FlatModel:
             if tensor.grad is not None and tensor.grad.is_sparse:
                 self._refuse_sparse(index)
 
+    def when_made(self, call: Callable[[int, torch.Tensor], None]) -> list[torch.utils.hooks.RemovableHandle]:
+        """Call a function with an index and its parameter each time that a backward pass has made a gradient.
+
+        Also of parameters that are frozen now: fine-tuning unfreezes them later.
+        """
+        handles = []
+        for index, tensor in enumerate(self.tensors):
+            trained = tensor.requires_grad
+            tensor.requires_grad_(True)  # torch takes no hook of a frozen one, but keeps it
+            handles.append(
+                tensor.register_post_accumulate_grad_hook(partial(call, index))  # type: ignore[no-untyped-call]
+            )
+            tensor.requires_grad_(trained)
+        return handles
+
+    def trained(self) -> list[bool]:
+        """Return for each parameter whether it is not frozen now."""
+        return [tensor.requires_grad for tensor in self.tensors]
+
     def release(self) -> None:
         """Leave the gradients of later backward passes alone; the training is over."""
         for hook in self._hooks:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
@@ -42,10 +41,6 @@ class Buckets:
         self._group, self._flat_model = group, flat_model
         self._parts = _parts(flat_model, size or _SIZE)
         self._bucket = {index: number for number, part in enumerate(self._parts) for index in part}
-        trained = [
-            {index for index in part if flat_model.tensors[index].requires_grad} for part in self._parts
-        ]
-        self._trained = trained
         self._begin()
 
     @property
@@ -61,7 +56,8 @@ class Buckets:
             samples: the number of samples that this rank has taken so far.
         """
         self._group.begin_mean(weight, samples)
-        self._under_way = True
+        self._under_way, trained = True, self._flat_model.trained()
+        self._missing = [{index for index in part if trained[index]} for part in self._parts]
 
     def notice(self, index: int) -> None:
         """Start the next buckets if the gradient of this parameter was the last that they waited for."""
@@ -84,7 +80,6 @@ class Buckets:
 
     def _begin(self) -> None:
         self._under_way, self._next = False, 0
-        self._missing = [set(one) for one in self._trained]
 
     def _start(self) -> None:
         part = self._parts[self._next]
@@ -131,13 +126,7 @@ class GroupGradients:
         self._weight, self._samples = weight, samples
         self._on, self._queued, self._made = True, False, False
         self._buckets = Buckets(group, flat_model) if group.reducer.overlaps else None
-        self._hooks = [
-            tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._noticed, index)
-            )
-            for index, tensor in enumerate(flat_model.tensors)
-            if tensor.requires_grad
-        ]
+        self._hooks = flat_model.when_made(self._noticed)
 
     @contextmanager
     def off(self) -> Iterator[None]:

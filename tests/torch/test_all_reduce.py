@@ -66,6 +66,37 @@ def test_batches_of_unequal_sizes_and_several_backward_passes(way):
     assert close(found[0], plainly[0])
 
 
+@pytest.mark.parametrize("way", ["thread", "torch"])
+def test_parameters_that_are_unfrozen_and_frozen_later_are_added_up_like_the_others(way):
+    """As in fine-tuning: the head first, then all, then all but the head."""
+
+    def program(world, **options):
+        model = cases.model_of()
+        *body, head = [part for part in model.modules() if not [*part.children()] and [*part.parameters()]]
+        for part in body:
+            part.requires_grad_(False)
+        optimizer = nt.Synchronous(
+            torch.optim.SGD(model.parameters(), lr=0.05), model=model, world=world, servers=0, **options
+        )
+        for step in optimizer.epoch(range(6), samples=lambda step: 1):
+            if step in (2, 4):
+                for part in body:
+                    part.requires_grad_(True)
+                head.requires_grad_(step == 2)
+            optimizer.zero_grad()
+            backward(model, torch.arange(4) + 8 * step + 4 * world.rank)
+            largest = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            assert torch.isfinite(largest)
+            optimizer.step()
+        optimizer.close()
+        return flat(model)
+
+    found = on_ranks(2, lambda world: program(world, all_reduce=way))
+    plainly = on_ranks(2, lambda world: program(world, all_reduce="mpi"))
+    assert torch.equal(*found)
+    assert close(found[0], plainly[0])
+
+
 class Noting:
     """A reducer of a group of one, which notes when sums begin."""
 

@@ -64,6 +64,15 @@ def replaced(model, optimizer, batch, step):
     optimizer.step()
 
 
+def unfrozen(model, optimizer, batch, step):
+    model.seldom.requires_grad_(step >= 4)
+    model.first.requires_grad_(step < 8)
+    model.frozen.requires_grad_(step >= 4)
+    optimizer.zero_grad()
+    loss(model, batch, step).backward()
+    optimizer.step()
+
+
 def removed(model, optimizer, batch, step):
     optimizer.zero_grad()
     loss(model, batch, step).backward()
@@ -104,7 +113,7 @@ def closure(model, optimizer, batch, step):
     optimizer.step(found)
 
 
-LOOPS = [plain, in_place, clipped, replaced, removed, hidden, added_up, left_out, closure]
+LOOPS = [plain, in_place, clipped, replaced, unfrozen, removed, hidden, added_up, left_out, closure]
 
 
 def loss(model, batch, step):
