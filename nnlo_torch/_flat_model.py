@@ -148,6 +148,11 @@ class FlatModel:
         lag: int = 0,
         catches: bool = True,
     ) -> None:
+        for name, tensor in named:
+            if torch.nn.parameter.is_lazy(tensor):
+                raise ConfigurationError(
+                    f"{name} has no shape yet: run the model on a batch before you wrap its optimizer"
+                )
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
         self.storages = [_storage(tensor) for tensor in self.tensors]

@@ -287,6 +287,8 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             momentum, nesterov = own_momentum(optimizer, f"{type(self).__name__} with wire='topk'")
             algorithm = replace(algorithm, topk_momentum=momentum, topk_nesterov=nesterov)
         self._begin(optimizer, algorithm, local)
+        if model is not None:
+            self._check_model(model)
         self._model = model
         world = world or launched()
         several = world is not None and world.size > 1
@@ -297,6 +299,20 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
             self._join(world)
         global _current  # noqa: PLW0603 - samplers find their training by it
         _current = weakref.ref(self)
+
+    def _check_model(self, model: object) -> None:
+        """Refuse a model that holds none of the parameters: buffers and names would be another's."""
+        name, kind = type(self).__name__, type(model).__name__
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigurationError(
+                f"{name}: model is of type {kind}; pass the torch.nn.Module that owns the parameters"
+            )
+        own = {id(tensor) for tensor in model.parameters()}
+        if not any(id(tensor) in own for tensor in _parameters(self)):
+            raise ConfigurationError(
+                f"{name}: model is a {kind} without any parameter of the optimizer; pass the one that owns "
+                "them, or leave model out: it is searched for"
+            )
 
     def _join(self, world: RankWorld) -> None:
         """Join the training, with the wrappers made before (collective)."""

@@ -636,3 +636,35 @@ def test_what_needs_a_wrapper_refuses_a_plain_optimizer(make, tmp_path, monkeypa
     with pytest.raises(ConfigurationError, match=told):
         make(plain, nt.Downpour(inner))
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda model: [model], "model is of type list; pass the torch.nn.Module"),
+        (lambda model: model[0].weight, "model is of type Parameter; pass the torch.nn.Module"),
+        (lambda model: cases.model_of(), "model is a Sequential without any parameter of the optimizer"),
+    ],
+)
+def test_a_model_that_owns_no_parameter_is_refused(size, make, problem):
+    def program(world):
+        model = cases.model_of()
+        nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), model=make(model), world=world)
+
+    with pytest.raises(ConfigurationError, match=problem):
+        program(None) if size == 1 else MemoryCluster(size).run(program, 60)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("size", [1, 2])
+def test_parameters_that_wait_for_a_first_batch_are_refused(size):
+    def program(world):
+        model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+        nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), model=model, world=world)
+
+    if size == 1:
+        program(None)  # as without a wrapper
+        return
+    with pytest.raises(ConfigurationError, match=r"0\.weight has no shape yet.* a batch before you wrap"):
+        MemoryCluster(size).run(program, 60)
