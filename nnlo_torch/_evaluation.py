@@ -14,7 +14,25 @@ from torch.nn.utils.rnn import PackedSequence
 
 from nnlo_common import ConfigurationError
 
-__all__ = ["Sums", "counted", "evaluating", "samples_in"]
+__all__ = ["Sums", "counted", "evaluating", "numbers_of", "samples_in"]
+
+
+def numbers_of(values: object) -> dict[str, float]:
+    """Return numbers by name as floats; refuse everything else."""
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(
+            f'scores are numbers by name, such as {{"loss": loss}}, but one of type {type(values).__name__} '
+            'was given; return or pass a dict, e.g. {"loss": loss}'
+        )
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # torch raises either for several numbers
+            raise ConfigurationError(
+                f"the score {name!r} is {value!r:.100}, which is not one number; give e.g. its mean()"
+            ) from error
+    return numbers
 
 
 class Sums:
@@ -26,12 +44,13 @@ class Sums:
 
     def add(self, batch: object, means: Mapping[str, Any], samples: int | None = None) -> None:
         """Add the means over one batch; `samples`: its number of samples, if known."""
+        numbers = numbers_of(means)
         samples = samples_in(batch) if samples is None else samples
         if not samples:  # the mean of nothing is NaN
             return
         self.samples += samples
-        for name, value in means.items():
-            self._sums[name] += samples * float(value)  # type: ignore[assignment]
+        for name, value in numbers.items():
+            self._sums[name] += samples * value  # type: ignore[assignment]
 
     def means(self) -> dict[str, float]:
         """Return the means over all samples so far; empty without samples."""

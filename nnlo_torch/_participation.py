@@ -26,7 +26,7 @@ from nnlo_common.plugin import (
     whole_file,
 )
 from nnlo_torch._background import start
-from nnlo_torch._evaluation import Sums, counted, evaluating
+from nnlo_torch._evaluation import Sums, counted, evaluating, numbers_of
 from nnlo_torch._flat_model import FlatModel, modules_of
 from nnlo_torch._given_data import read, warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
@@ -361,7 +361,7 @@ class Participation:
             values: this rank's numbers, by name; the same names on all ranks.
             weight: this rank's weight, e.g. the number of samples behind its numbers.
         """
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = numbers_of(values)
         self._agreed = True
         if self._team is None:
             return self._joint.told(numbers)

@@ -15,6 +15,7 @@ from nnlo_common.plugin import (
     begin_torch_profile,
     whole_number,
 )
+from nnlo_torch._evaluation import numbers_of
 from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = ["Report"]
@@ -127,7 +128,9 @@ class Report:
             counts["batches"] = report.steps - before.steps
         rate = float(optimizer.param_groups[0]["lr"])
         found = optimizer._joint.scores if scores is None else scores
-        self._facts.epoch(self._epochs, counts, rate, _numbers(found), None if own is None else _numbers(own))
+        self._facts.epoch(
+            self._epochs, counts, rate, numbers_of(found), None if own is None else numbers_of(own)
+        )
         optimizer._joint.scores = {}
         self._epochs += 1
 
@@ -152,7 +155,3 @@ def _named_gradients(optimizer: Wrapper) -> Callable[[], Iterator[tuple[str, Any
                 yield name, one.grad.detach().reshape(-1).float().cpu().numpy()
 
     return gradients
-
-
-def _numbers(scores: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in scores.items()}

@@ -204,6 +204,25 @@ def test_alone_an_evaluation_is_of_the_model_itself():
         assert_same(before, everything(model))
 
 
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (torch.tensor(0.5), r"numbers by name, .*but .* of type Tensor.*\{\"loss\": loss\}"),
+        (0.5, r"numbers by name, .*but .* of type float"),
+        ({"loss": torch.ones(2)}, r"'loss' is tensor\(\[1., 1.\]\), which is not one number"),
+        ({"loss": None}, r"'loss' is None, which is not one number"),
+    ],
+)
+def test_what_is_no_number_by_name_is_refused(values, problem, tmp_path):
+    optimizer = wrapped(None, Mixed())
+    with pytest.raises(ConfigurationError, match=problem):
+        optimizer.evaluate(lambda batch: values, [torch.ones(2)])
+    with pytest.raises(ConfigurationError, match=problem):
+        optimizer.mean(values)
+    with pytest.raises(ConfigurationError, match=problem):
+        nt.Report(optimizer, tmp_path).epoch(values)
+
+
 def test_a_batch_without_samples_changes_no_mean():
     optimizer = wrapped(None, Mixed())
     batches = [torch.ones(2), torch.ones(0), torch.full((2,), 3.0)]
