@@ -303,7 +303,8 @@ class Checkpoint:
         self._inside = self._begun = False  # within an epoch; its sampler has started
         self._was_inside = False  # the loaded checkpoint was saved within an epoch
         self._sampler: ShardSampler | Batches | None = None
-        self._ahead = self._of_batches = False  # the loader prefetches; the sampler yields batches
+        self._ahead = False  # the loader prefetches
+        self._per_batch = 1  # elements of the sampler in a batch, except the last; 0: the batch tells
         self._first_epoch: int | None = None  # set on resuming with another number of workers
         self._saved: Mapping[str, Any] | None = None  # loaded state, applied when batches begin
         self._random_began: dict[str, Any] | None = None  # random states at the begin of the epoch
@@ -379,7 +380,7 @@ class Checkpoint:
                 return
             yield batch
             self._batch += 1
-            self._samples += 1 if self._of_batches or not self._ahead else samples_in(batch)
+            self._samples += self._per_batch or samples_in(batch)
 
     @property
     def batch(self) -> int:
@@ -592,8 +593,11 @@ class Checkpoint:
         for name in ("batch_sampler", "sampler"):
             sampler = getattr(loader, name, None)
             if isinstance(sampler, ShardSampler):
-                self._sampler, self._of_batches = sampler, name == "batch_sampler"
+                self._sampler = sampler
         self._ahead = bool(getattr(loader, "num_workers", 0))
+        self._per_batch = int(not self._ahead)
+        if isinstance(loader, torch.utils.data.DataLoader):
+            self._per_batch = loader.batch_size or 1  # None: the sampler yields batches, or there are none
 
 
 def _all_of_training(given: object) -> list[Wrapper]:

@@ -112,6 +112,46 @@ def test_what_was_used_is_not_seen_again_also_where_the_loader_is_ahead(tmp_path
         assert [epoch for epoch, _ in rest] == [0, 0, 1, 1, 1]
 
 
+def time_first(samples):
+    return torch.stack(samples, 1)
+
+
+def without_tensors(samples):
+    return {"texts": [str(int(one[0])) for one in samples], "numbers": [float(one[0]) for one in samples]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": None},
+        {"batch_size": 3, "collate_fn": time_first},
+        {"batch_size": 3, "collate_fn": without_tensors},
+    ],
+    ids=["single samples", "time first", "no tensors"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_that_do_not_tell_their_samples_are_gone_on_with_where_they_were(tmp_path, workers, options):
+    def program(stop_at=0):
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1))
+        data = torch.arange(14.0)[:, None].expand(14, 5)
+        sampler = nt.ShardSampler(data, shuffle=False)
+        loader = torch.utils.data.DataLoader(data, sampler=sampler, num_workers=workers, **options)
+        checkpoint, seen = nt.Checkpoint(tmp_path, optimizer, batches=1), []
+        for _ in checkpoint.epochs(1):
+            for batch in checkpoint.batches(loader):
+                optimizer.step()
+                numbers = batch["numbers"] if isinstance(batch, dict) else batch.flatten().tolist()
+                seen.append(sorted({*numbers}))
+                if len(seen) == stop_at:
+                    return seen
+        return seen
+
+    done, rest = program(stop_at=3)[:2], program()
+    assert [number for batch in done + rest for number in batch] == [*range(14)]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
