@@ -17,6 +17,7 @@ import torch
 
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
+    MOST_PASSES,
     Lease,
     LedgerClient,
     SampledData,
@@ -24,6 +25,7 @@ from nnlo_common.plugin import (
     check_position,
     epoch_order,
     lacks_one,
+    random_numbers,
     share,
     speaks,
     warn,
@@ -171,8 +173,8 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
 
     Args:
         data_source: the data set; or another sampler whose elements to divide, e.g. a weighted sampler, or a
-            batch sampler for `DataLoader(batch_sampler=...)`. It must draw from torch's random state, which
-            nnlo seeds equally on all ranks.
+            batch sampler for `DataLoader(batch_sampler=...)`. It must draw from the random state of torch,
+            NumPy or Python, which nnlo seeds equally on all ranks; a `set_epoch` that it has is called.
         shuffle: permute the samples anew in each epoch.
         seed: seed of the permutations; equal on all ranks.
         assignment: "static": worker w of p takes every p-th sample, beginning with the w-th; shares differ by
@@ -214,6 +216,7 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
                 f"ShardSampler got an object of type {type(data_source).__name__}, which has no length; "
                 "give it the data set of the loader, and for a stream use nnlo_torch.ShardIterable(stream)"
             )
+        _refuse_dealing(self._inner)
         check_assignment("static" if assignment == "auto" else assignment, trained_on=not evaluation)
         self._shuffle = not evaluation if shuffle is None else shuffle
         self._source, self._seed, self._unit = data_source, seed, whole_number("unit", unit, 1)
@@ -450,12 +453,22 @@ class ShardSampler(torch.utils.data.Sampler[Any]):
         """Return all elements of an epoch in order; the same on all ranks."""
         if self._inner is None:
             return epoch_order(self._size, seed=self._seed, epoch=epoch, shuffle=self._shuffle)
-        if self._training().size > 1:
+        training = self._training()
+        if training.size > 1:
             _refuse_own_generator(self._inner)
+        for one in _within(self._inner):
+            if callable(set_epoch := getattr(one, "set_epoch", None)):
+                set_epoch(epoch // MOST_PASSES if training.counts_progress else epoch)
+        number = 1_000_003 * self._seed + epoch
         with _drawing, torch.random.fork_rng(devices=[]):
             # torch.manual_seed would seed the GPUs, too.
-            torch.default_generator.manual_seed((1_000_003 * self._seed + epoch) % 2**63)
-            elements = list(self._inner)
+            torch.default_generator.manual_seed(number % 2**63)
+            states = random_numbers.random_states()
+            random_numbers.seed_random(number % 2**32)
+            try:
+                elements = list(self._inner)
+            finally:
+                random_numbers.load_random(states)
         self._in_pass = sum(map(_samples_in, elements))
         return elements
 
@@ -483,12 +496,28 @@ def _samples_in(element: Any) -> int:
     return len(element) if isinstance(element, Sequence) and not isinstance(element, str | bytes) else 1
 
 
+def _within(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those that it draws from."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
 def _refuse_own_generator(sampler: Any) -> None:
     """Refuse a sampler whose elements could differ between ranks."""
-    while sampler is not None:
-        if getattr(sampler, "generator", None) is not None:
+    for one in _within(sampler):
+        if getattr(one, "generator", None) is not None:
             raise ConfigurationError(
-                f"{type(sampler).__name__} has a generator of its own, so each rank would get a different "
+                f"{type(one).__name__} has a generator of its own, so each rank would get a different "
                 "order; leave generator= out: nnlo seeds torch's random state equally on all ranks"
             )
-        sampler = getattr(sampler, "sampler", None)
+
+
+def _refuse_dealing(sampler: Any) -> None:
+    """Refuse a sampler that yields a share: workers would get shares of that."""
+    for one in _within(sampler):
+        if isinstance(one, torch.utils.data.DistributedSampler) and one.num_replicas > 1:
+            raise ConfigurationError(
+                f"{type(one).__name__} deals samples to {one.num_replicas} replicas by itself; give "
+                "ShardSampler the data set, which it deals to the workers"
+            )

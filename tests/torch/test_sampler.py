@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nnlo_common import ConfigurationError
@@ -342,6 +344,57 @@ def test_the_elements_of_a_random_sampler_are_the_same_on_all_ranks(assignment, 
     assert epochs[0] != epochs[1]
     for epoch in range(2):
         assert sum((Counter(epochs[epoch]) for epochs in shares), Counter()) == Counter(epochs[epoch])
+
+
+class Drawing(torch.utils.data.Sampler):
+    """Shuffles by other random numbers than PyTorch's, or by the number of the epoch alone."""
+
+    def __init__(self, kind):
+        self._kind, self._epoch = kind, 0
+        if kind == "epoch":
+            self.set_epoch = lambda epoch: setattr(self, "_epoch", epoch)
+
+    def __len__(self):
+        return 24
+
+    def __iter__(self):
+        elements = list(range(24))
+        if self._kind == "epoch":
+            random.Random(self._epoch).shuffle(elements)
+        else:
+            {"python": random.shuffle, "numpy": np.random.shuffle}[self._kind](elements)
+        return iter(elements)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("kind", ["python", "numpy", "epoch"])
+def test_a_sampler_may_draw_other_numbers_than_those_of_torch(kind, batches):
+    def program(world):
+        optimizer = wrapped(world)
+        inner = BatchSampler(Drawing(kind), 4, drop_last=False) if batches else Drawing(kind)
+        sampler = nt.ShardSampler(inner, optimizer=optimizer)
+        epochs = [list(sampler) for _ in range(2)]
+        optimizer.close()
+        return epochs
+
+    random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    shares = on_ranks(3, program)[1:]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    for epoch in range(2):
+        dealt = [element for share in shares for element in share[epoch]]
+        assert sorted(np.ravel(dealt).tolist()) == list(range(24))
+    assert shares[0][0] != shares[0][1]
+
+
+def test_a_sampler_that_deals_by_itself_is_refused():
+    inner = torch.utils.data.DistributedSampler(range(8), num_replicas=2, rank=0)
+    with pytest.raises(ConfigurationError, match=r"DistributedSampler .* 2 replicas by itself"):
+        nt.ShardSampler(inner)
+    with pytest.raises(ConfigurationError, match="DistributedSampler"):
+        nt.ShardSampler(BatchSampler(inner, 2, drop_last=False))
+    alone = torch.utils.data.DistributedSampler(range(8), num_replicas=1, rank=0)
+    assert sorted(nt.ShardSampler(alone, optimizer=wrapped(None))) == list(range(8))
 
 
 def test_the_users_random_state_is_untouched(monkeypatch):
