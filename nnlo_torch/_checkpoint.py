@@ -208,6 +208,7 @@ def _with_arrays(value: Any) -> Any:
 
 _Batch = TypeVar("_Batch")
 _END = object()
+_STOPS = "optimizer.stop(), which all ranks must call"
 _MOST = 2**53  # samples and steps
 _OF_WRAPPER = ("optimizer", "local", "counts")
 _ENTRIES = ("team", "modules", "also", "sampler", "random", "position", *_OF_WRAPPER)
@@ -412,7 +413,10 @@ class Checkpoint:
         self._epoch, self._batch, self._samples = self._epoch + 1, 0, 0
         self._inside = self._begun = False
         self._manager.count_batches_from(0)
-        if self._every_epochs and (last or self._epoch % self._every_epochs == 0):
+        due = bool(self._every_epochs) and self._epoch % self._every_epochs == 0
+        if self._every_epochs and (last or due):
+            if self._all_stop and not due and self._epoch < self._count and self._team is not None:
+                self._team.mean({_STOPS: 1.0}, 1.0)  # fails where a rank trains on, which would save nothing
             if self._team is not None:
                 self._team.end_epoch()
             self._manager.save(last=last or self._optimizer.stopped)

@@ -308,6 +308,24 @@ def test_a_stopped_training_is_not_begun_again_unless_more_epochs_are_wanted(
 
 
 @pytest.mark.slow
+def test_a_stop_on_one_rank_alone_is_refused_where_all_were_to_save(tmp_path):
+    def program(world):
+        model = torch.nn.Linear(1, 1)
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.1), model=model, world=world)
+        for _ in nt.Checkpoint(tmp_path, optimizer, epochs=3).epochs(4):
+            for _ in optimizer.epoch(range(2)):
+                optimizer.step()
+            optimizer.mean({"loss": 1.0})
+            if optimizer.serves:
+                optimizer.stop()
+        optimizer.close()
+
+    told = r"optimizer\.stop\(\), which all ranks must call"
+    with MemoryCluster(3) as cluster, pytest.raises(ConfigurationError, match=told):
+        cluster.run(program, 60)
+
+
+@pytest.mark.slow
 def test_a_training_that_its_server_has_stopped_is_not_begun_again(tmp_path):
     stopped(tmp_path, 3, agreed=False)
     assert [seen for seen, _ in stopped(tmp_path, 3, agreed=False)] == [[]] * 3
