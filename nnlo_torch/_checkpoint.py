@@ -327,6 +327,9 @@ class Checkpoint:
             self._count, over = count, self._stopped_of >= count and self._still_ends()
             self._manager.say_resumed(count if over else self._epoch, count)
             packed({"also": self._also_states()})  # refuses what cannot be saved before it would be
+            if self._epoch or self._batch:
+                for call in self._optimizer._joint.at_loading:
+                    call(self._epoch)
             try:
                 while self._epoch < count and not (over or self._optimizer.stopped):
                     yield self._epoch

@@ -69,6 +69,7 @@ class JointTraining:
         centers: the centre's optimizers, on a server.
         at_end: called when this rank has left.
         at_taking_over: called with its new role when this rank, a spare or a worker, takes over.
+        at_loading: called with the epoch once a checkpoint has been loaded.
         scores: what `mean` and `evaluate` have returned since the last epoch that was reported.
         reported: whether a `Report` was made.
         pass_size: the number of samples in a pass, as the last sampler has told; 0: unknown.
@@ -101,6 +102,7 @@ class JointTraining:
         self.averages: list[AveragedWeights] = []
         self.at_end: list[Callable[[], object]] = []
         self.at_taking_over: list[Callable[[str], object]] = []
+        self.at_loading: list[Callable[[int], object]] = []
         self.scores: dict[str, float] = {}
         self.reported = self.skips = False
         self.pass_size = self.largest_step = 0.0

@@ -71,6 +71,8 @@ class Progress:
         self._display = ProgressDisplay(
             optimizer.rank, optimizer.role, course, run=run, live=self._live, log_to=log_to, every_s=every_s
         )
+        self._begin_at(initial_epoch)
+        optimizer._joint.at_loading.append(self._begin_at)
         self._noted: Mapping[str, Any] = {}
         self._center_loss: float | None = None
         self._measuring = False
@@ -81,6 +83,9 @@ class Progress:
             else:
                 optimizer.register_step_post_hook(lambda *_: self._look())
             optimizer._joint.glances.append(self._look)
+
+    def _begin_at(self, epoch: int) -> None:
+        self._display.begin_at(self._optimizer.report(), epoch)
 
     def note(self, scores: Mapping[str, Any]) -> None:
         """Keep the scores of a batch, such as its loss, to show; costs nothing on ranks that show none.

@@ -101,6 +101,7 @@ class Report:
         )
         optimizer._joint.reported = True
         optimizer._joint.at_taking_over.append(lambda _: self._count_from_here())
+        optimizer._joint.at_loading.append(self._count_from_here)
         optimizer._joint.at_end.append(facts.close)
         facts.end_with(self)
         if gradients:
@@ -134,9 +135,15 @@ class Report:
         optimizer._joint.scores = {}
         self._epochs += 1
 
-    def _count_from_here(self) -> None:
-        """Begin the counts of this epoch anew: they are those of the server from now on."""
+    def _count_from_here(self, epoch: int | None = None) -> None:
+        """Begin the counts of this epoch anew: they are those of the server, or of a checkpoint, from now on.
+
+        Args:
+            epoch: the number of the epoch that the checkpoint was saved in.
+        """
         self._before = self._optimizer.report()
+        self._facts.count_from(self._before)
+        self._epochs = self._epochs if epoch is None else epoch
 
     def close(self) -> None:
         """Write the last line; `optimizer.close()` and the script's end do it, too."""

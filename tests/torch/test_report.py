@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.commands._trace import merged
 from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.training.report import _facts_writer
+from nnlo_common.training.report._course import Course
 from nnlo_common.training.report._facts_writer import read_facts
 from tests.helpers.threads import writers_left
 from tests.helpers.traces import problems_in, self_times
@@ -250,3 +252,44 @@ def test_a_report_that_nobody_closes_ends_with_its_script(size, tmp_path):
         run()
     assert writers_left() == before
     assert [one() for one in models] == [None] * size
+
+
+@pytest.mark.parametrize(("stop", "epoch", "samples"), [(3, 0, 12), (9, 1, 12), (12, 2, 24)])
+def test_a_resumed_training_counts_what_this_start_has_done(tmp_path, monkeypatch, stop, epoch, samples):
+    def trained(stop=None):
+        model = torch.nn.Linear(2, 1)
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01))
+        checkpoint = nt.Checkpoint(tmp_path, optimizer, batches=1)
+        progress = nt.Progress(optimizer, epochs=3, live=False)
+        report = nt.Report(optimizer, tmp_path)
+        paces, done = [], 0
+        for _ in checkpoint.epochs(3):
+            for x in checkpoint.batches(optimizer.epoch([torch.ones(4, 2)] * BATCHES)):
+                if done == stop:
+                    raise KeyboardInterrupt
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                done += 1
+            moment = progress._display._course.now(optimizer.report())
+            paces.append((moment.epoch, moment.rate))
+            progress.epoch()
+            report.epoch()
+        optimizer.close()
+        return paces
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(stop=stop)
+    clock = [0.0]
+    monkeypatch.setattr("nnlo_torch._progress_lines.Course", partial(Course, clock=lambda: clock[0]))
+    began = nt.Progress._begin_at
+
+    def begin_at(progress, number):
+        began(progress, number)
+        clock[0] += 2.0
+
+    monkeypatch.setattr(nt.Progress, "_begin_at", begin_at)
+    assert trained()[0] == (epoch + 1, samples / 2)
+    found = [line for line in lines(tmp_path, 0) if line["epoch"] == epoch]
+    assert (found[-1]["samples"], found[-1]["batches"]) == (samples, samples // 4)
+    assert [line["epoch"] for line in lines(tmp_path, 0)] == [0, 1, 2]

@@ -76,7 +76,14 @@ class Course:
         self._told = samples is not None
         self._times, self._unit, self._clock = times, unit, clock
         self._began_s = self._epoch_s = clock()
-        self._done, self._before = 0, TrainingReport()
+        self._done = 0
+        self._first = self._before = TrainingReport()
+
+    def begin_at(self, report: TrainingReport, epoch: int) -> None:
+        """Begin with this epoch, after what an earlier start has done."""
+        self._initial, self._done = epoch, 0
+        self._first = self._before = report
+        self._began_s = self._epoch_s = self._clock()
 
     @property
     def seconds(self) -> float:
@@ -92,7 +99,8 @@ class Course:
         moment = self._moment(report, ended=True)
         self._done, self._before, self._epoch_s = self._done + 1, report, self._clock()
         if not self._told:  # the mean, since a worker that is ahead has taken some of the next epoch
-            self._samples = math.ceil(report.samples * self._times / self._done) or None
+            made = (report.samples - self._first.samples) * self._times
+            self._samples = math.ceil(made / self._done) or None
         return moment
 
     def _moment(self, report: TrainingReport, *, ended: bool) -> Moment:

@@ -318,8 +318,7 @@ class FactsWriter:
             ahead_s = layout.clock.ahead_s
             self._trace = Trace(path, layout.rank, name, ahead_s=ahead_s, limit_mb=limit_mb, asked=asked)
         self._told, self._telling = {"lost": 0, "stall": 0}, threading.Lock()
-        self._last = report()
-        self._counted = self._last.samples, 0.0  # more than 0 where the training was resumed
+        self.count_from(report())
         self._ended, self._abandoned, self._closed = threading.Event(), False, False
         self._gpus: Callable[[], list[dict[str, float]]] = list
         self._start(config)
@@ -345,6 +344,11 @@ class FactsWriter:
     def end_with(self, owner: object) -> None:
         """End when `owner` is gone, which nobody may close: a script that has failed, or a fit."""
         weakref.finalize(owner, self.abandon).atexit = False
+
+    def count_from(self, report: TrainingReport) -> None:
+        """Count what follows from here: an earlier start, or a rank that has died, has done the rest."""
+        self._last = report
+        self._counted = report.samples, 0.0
 
     def begin_epoch(self) -> None:
         """Begin an epoch here; otherwise it begins where the last one ended."""

@@ -89,6 +89,10 @@ class LiveFile:
         """Write at the interval from now on, in a thread."""
         threading.Thread(target=self._repeat, name="nnlo live file", daemon=True).start()
 
+    def begin_at(self, samples: int) -> None:
+        """Count the pace from here: an earlier start has done so many samples."""
+        self._last_s, self._samples = self._clock(), samples
+
     def note(self, moment: Moment, report: TrainingReport, scores: Mapping[str, float]) -> None:
         """Keep where this rank is, for the next write.
 

@@ -71,6 +71,12 @@ class ProgressDisplay:
             self._file.end_with(self)
             self._file.start()
 
+    def begin_at(self, report: TrainingReport, epoch: int) -> None:
+        """Begin with this epoch, after what an earlier start has done."""
+        self._course.begin_at(report, epoch)
+        if self._file is not None:
+            self._file.begin_at(report.samples)
+
     def take_over(self, role: str) -> None:
         """Show the training from now on in the place of a dead rank, whose role this is."""
         self._speaks, self._role = speaks(role), role
