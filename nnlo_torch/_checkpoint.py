@@ -239,6 +239,9 @@ class Checkpoint:
         better: whether lower or higher scores are better.
         report: write down the facts of the training, unless there is a `Report`.
 
+    Attributes:
+        still_ends: returns whether a training that was stopped would be stopped again; `nnlo train` sets it.
+
     Example:
         >>> import tempfile
         >>> import nnlo_torch
@@ -300,7 +303,7 @@ class Checkpoint:
         )
         self._epoch = self._batch = self._samples = 0  # finished epochs; batches, samples done of the next
         self._count = self._stopped_of = 0  # epochs that are asked for; those of the loaded, stopped training
-        self._still_ends: Callable[[], bool] = lambda: True  # whether it would be stopped again
+        self.still_ends: Callable[[], bool] = lambda: True
         self._inside = self._begun = False  # within an epoch; its sampler has started
         self._was_inside = False  # the loaded checkpoint was saved within an epoch
         self._sampler: ShardSampler | Batches | None = None
@@ -324,7 +327,7 @@ class Checkpoint:
         whole_number("epochs", count, 0)
         with self._manager.interrupts:
             self._manager.resume()
-            self._count, over = count, self._stopped_of >= count and self._still_ends()
+            self._count, over = count, self._stopped_of >= count and self.still_ends()
             self._manager.say_resumed(count if over else self._epoch, count)
             packed({"also": self._also_states()})  # refuses what cannot be saved before it would be
             if self._epoch or self._batch:

@@ -575,7 +575,7 @@ class TorchTrainer(Trainer):
         if every is None:
             return None
         checkpoint = nnlo_torch.Checkpoint(folder, self._joined, also={"course": so_far}, epochs=every)
-        checkpoint._still_ends = lambda: bool(self._stopping.replay(so_far.center))
+        checkpoint.still_ends = lambda: bool(self._stopping.replay(so_far.center))
         return checkpoint
 
 
