@@ -330,8 +330,9 @@ class Costs:
 # Numbers of a shard of the centre in the simulation.
 _NUMBERS = 2
 # Where ranks share cores, one that waits naps, so it sees a message so much later:
-# cluster/transport/_backoff.py, with what the system takes to wake it.
-_NAP_S = 75e-6
+# cluster/transport/_backoff.py, with what the system takes to wake it. Before it naps it polls, which takes
+# the core from others: cluster/transport/_mpi.py.
+_NAP_S, _POLLED_S = 75e-6, 1e-4
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
 
@@ -522,7 +523,8 @@ class _Timed(ByTime):
         self._of_servers = random.Random(seed)
         # A message of the simulation stands for one of so many numbers.
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
-        self._naps = _crowding(ranks.size, costs) > 1
+        naps = _crowding(ranks.size, costs) > 1
+        self._nap_s, self._polled_s = (_NAP_S, _POLLED_S) if naps else (0.0, 0.0)
         self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
@@ -548,13 +550,13 @@ class _Timed(ByTime):
 
     def communicate_s(self, size: int) -> float:  # noqa: ARG002 - its length costs the ranks time, not the way
         """Return the time of a message between a server's and a worker's hands."""
-        return self._costs.latency_s + (_NAP_S if self._naps else 0.0)
+        return self._costs.latency_s + self._nap_s
 
     def handle_s(self, rank: int, size: int) -> float:
         """Draw the time of a worker for one of the two long messages of an exchange."""
         share = self._numbers_of(size) / self._costs.parameters
-        seconds = self._shared.crowded["worker"] * share / 2
-        seconds *= self._costs.handled_s(self._of_servers) if size else 0.0
+        seconds = self._costs.handled_s(self._of_servers) * share / 2 + self._polled_s if size else 0.0
+        seconds *= self._shared.crowded["worker"]
         self._shared.note("worker", self._members_of(rank)[0], self.clock_s[rank], seconds)
         return seconds
 
@@ -565,7 +567,7 @@ class _Timed(ByTime):
             seconds = sampled * self._costs.wire_bytes / self._costs.bytes_per_s
         else:
             numbers = self._numbers_of(size)
-            seconds = self._costs.served_s(self._of_servers, numbers) if size else 0.0
+            seconds = self._costs.served_s(self._of_servers, numbers) + self._polled_s if size else 0.0
         seconds *= self._shared.crowded["server"]
         self._shared.note("server", self.server, self.serves_from_s, seconds)
         self.served_total_s += seconds
