@@ -107,9 +107,9 @@ def pace(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -
     return (len(times) - 1 - first) / (times[-1] - times[first])
 
 
-def run(ranks: int, *words: str) -> list[str]:
-    """Run this script on several ranks; return the lines that they print."""
-    command = [mpiexec(), "--oversubscribe", "-n", str(ranks), sys.executable, __file__, *words]
+def run(ranks: int, *words: str, script: str = __file__) -> list[str]:
+    """Run a script, this one by default, on several ranks; return the lines that they print."""
+    command = [mpiexec(), "--oversubscribe", "-n", str(ranks), sys.executable, script, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
