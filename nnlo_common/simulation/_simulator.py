@@ -217,6 +217,7 @@ class Costs:
         reduce_s: seconds for so many ranks to add up their gradients; None: a ring of `bytes_per_s`.
         slow: how many times as long a worker takes, by its number from 0; others take 1.
         cores: that all ranks share, where they are on one host; None: each has one to itself.
+        apart: batches are computed elsewhere than on cores, on a device of each rank.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -242,6 +243,7 @@ class Costs:
     reduce_s: Callable[[int], float] | None = None
     slow: Mapping[int, float] = field(default_factory=dict)
     cores: int | None = None
+    apart: bool = False
 
     def __post_init__(self) -> None:
         whole_number("parameters", self.parameters, 1)
@@ -445,7 +447,8 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
         ]
         # As with a server, each makes its contribution and takes what comes of all, but after the others.
         handled_s = costs.handled_s(draws[0]) if ranks.training > 1 else 0.0
-        seconds = _together_s(batches_s, costs) + (added_s + handled_s) * _crowding(ranks.training, costs)
+        longest_s = max(batches_s) if costs.apart else _together_s(batches_s, costs)
+        seconds = longest_s + (added_s + handled_s) * _crowding(ranks.training, costs)
         computed_s += sum(batches_s) / len(batches_s)
         paces.append(seconds)
     whole_s = sum(paces)
@@ -541,10 +544,10 @@ class _Timed(ByTime):
         ]
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
         crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
-        taken = [crowded * seconds for seconds in alone]
+        taken = alone if self._costs.apart else [crowded * seconds for seconds in alone]
         added_s = crowded * self._costs.reduced_s(self._ranks.group_size)
         for member, seconds in zip(members, taken, strict=True):
-            self._shared.note("worker", member, begin_s, seconds)
+            self._shared.note("worker", member, begin_s, 0.0 if self._costs.apart else seconds)
             self._shared.note("worker", member, begin_s + max(taken), added_s)
         return max(taken) + added_s
 

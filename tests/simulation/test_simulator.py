@@ -268,6 +268,26 @@ def test_what_wraps_the_optimizer_takes_its_time_in_each_step_but_of_a_process_a
     assert taken == pytest.approx([1.2e-3, 1.2e-3, 1e-3], rel=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [Ranks.of(Downpour(), 5), Ranks.of(Synchronous(), 4, servers=0)], ids=repr)
+def test_batches_that_devices_compute_take_no_core(ranks):
+    costs = Costs(step=0.1, reduce_s=lambda ranks: 0.0, cores=2, **FREE)
+    shared, own = (simulate(ranks, replace(costs, apart=apart)).batches_per_s for apart in (False, True))
+    assert own == pytest.approx(4 / 0.1, rel=0.01)
+    assert shared == pytest.approx(2 / 0.1, rel=0.03)
+
+
+def test_what_ranks_do_beside_their_devices_takes_cores():
+    costs = Costs(step=0.1, handle=0.04, cores=1, apart=True, **FREE)
+    assert simulate(Ranks.of(Downpour(), 2), costs).batches_per_s == pytest.approx(1 / 0.14, rel=0.01)
+    seldom = simulate(Ranks.of(Downpour(), 5), replace(costs, handle=0.01)).batches_per_s
+    assert seldom == pytest.approx(4 / 0.11, rel=0.08)  # beside batches, which take no core
+    crowd = simulate(Ranks.of(Downpour(), 11), costs).batches_per_s
+    assert 0.75 / 0.04 < crowd <= 1 / 0.04  # not more than one core can handle, and most of that
+    reduced = replace(costs, handle=0.0, reduce_s=lambda ranks: 0.02)
+    together = simulate(Ranks.of(Synchronous(), 4, servers=0), reduced).batches_per_s
+    assert together == pytest.approx(4 / (0.1 + 4 * 0.02), rel=0.01)
+
+
 def test_who_sends_gradients_collects_each():
     costs = Costs(step=1e-3, collect_s=2e-4, reduce_s=lambda ranks: 0.0, **FREE)
     layouts = {
