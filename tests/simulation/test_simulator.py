@@ -279,7 +279,8 @@ def test_batches_that_devices_compute_take_no_core(ranks):
 def test_what_ranks_do_beside_their_devices_takes_cores():
     costs = Costs(step=0.1, handle=0.04, cores=1, apart=True, **FREE)
     assert simulate(Ranks.of(Downpour(), 2), costs).batches_per_s == pytest.approx(1 / 0.14, rel=0.01)
-    seldom = simulate(Ranks.of(Downpour(), 5), replace(costs, handle=0.01)).batches_per_s
+    uneven = replace(costs, step=[0.06, 0.08, 0.1, 0.12, 0.14], handle=0.01)
+    seldom = simulate(Ranks.of(Downpour(), 5), uneven).batches_per_s
     assert seldom == pytest.approx(4 / 0.11, rel=0.08)  # beside batches, which take no core
     crowd = simulate(Ranks.of(Downpour(), 11), costs).batches_per_s
     assert 0.75 / 0.04 < crowd <= 1 / 0.04  # not more than one core can handle, and most of that
