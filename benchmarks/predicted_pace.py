@@ -116,12 +116,21 @@ def run(ranks: int, *words: str, script: str = __file__) -> list[str]:
     return done.stdout.splitlines()
 
 
+def begin_table(*columns: str) -> None:
+    """Print the conditions, and the head of a table."""
+    print(f"{usable_cores()} cores; load {os.getloadavg()[0]:.2f} before")
+    print(f"| {' | '.join(columns)} |")
+    print(f"|{'---|' * len(columns)}", flush=True)
+
+
+def end_table(missed: int, most: float) -> None:
+    """Print how many predictions are off by more than a share."""
+    print(f"load {os.getloadavg()[0]:.2f} after; off by more than {100 * most:.0f} %: {missed}")
+
+
 def compare(chosen: argparse.Namespace) -> int:
     """Print the table; return how many predictions are off."""
-    print(f"{usable_cores()} cores; load {os.getloadavg()[0]:.2f} before")
-    columns = ("parameters", "workers", "layout", "predicted", "of plain", "measured", "of plain", "off by")
-    print(f"| {' | '.join(columns)} |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    begin_table("parameters", "workers", "layout", "predicted", "of plain", "measured", "of plain", "off by")
     missed = 0
     for size in chosen.sizes:
         for workers in chosen.numbers:
@@ -143,7 +152,7 @@ def compare(chosen: argparse.Namespace) -> int:
                 each = ", ".join(f"{one:.2f}" for one in ratios)
                 row = f"| {size} | {workers} | {name} | {predicted[name]:.0f} | {ratio:.2f}"
                 print(f"{row} | {median(paces):.0f} | {each} | {100 * off:+.0f} % |", flush=True)
-    print(f"load {os.getloadavg()[0]:.2f} after; off by more than {100 * MOST:.0f} %: {missed}")
+    end_table(missed, MOST)
     return missed
 
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from predicted_pace import run
+from predicted_pace import begin_table, end_table, run
 
 import nnlo_torch as nt
 from nnlo_common import Steady
@@ -114,19 +114,8 @@ def train(chosen: argparse.Namespace) -> None:
 
 def compare(chosen: argparse.Namespace) -> int:
     """Print the table; return how many predictions are off."""
-    print(f"{usable_cores()} cores; load {os.getloadavg()[0]:.2f} before")
-    columns = (
-        "parameters",
-        "batch",
-        "seed",
-        "one process",
-        "predicted",
-        "range",
-        "two workers took",
-        "off by",
-    )
-    print(f"| {' | '.join(columns)} |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    given = ("parameters", "batch", "seed", "one process")
+    begin_table(*given, "predicted", "range", "two workers took", "off by")
     missed = 0
     for size, batch in CASES:
         for seed in range(chosen.seeds):
@@ -144,7 +133,7 @@ def compare(chosen: argparse.Namespace) -> int:
             missed += abs(off) > MOST
             row = f"| {size} | {batch} | {seed} | {int(before)} batches, {plain_s:.1f} s | {predicted:.2f} "
             print(f"{row}| {low:.2f} to {high:.2f} | {took:.2f} | {100 * off:+.0f} % |", flush=True)
-    print(f"load {os.getloadavg()[0]:.2f} after; off by more than {100 * MOST:.0f} %: {missed}")
+    end_table(missed, MOST)
     return missed
 
 

@@ -109,9 +109,10 @@ class FactsFile:
         with suppress(OSError, MemoryError):
             descriptor = reopened_file(self.path)
             try:
-                begin = max(os.fstat(descriptor).st_size - _LONGEST, 0)
-                tail = os.pread(descriptor, _LONGEST, begin)
-                if not tail.endswith(b"\n"):
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    begin = max(size - _LONGEST, 0)
+                    tail = os.pread(descriptor, _LONGEST, begin)
                     os.ftruncate(descriptor, begin + tail.rfind(b"\n") + 1)
                 self._cut = False
             finally:
