@@ -18,7 +18,6 @@ from nnlo_common.algorithms._rule import (
 )
 from nnlo_common.algorithms._vector_optimizer import VectorOptimizer, moves
 from nnlo_common.base._arguments import whole_number
-from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import Declared, option
 
@@ -111,16 +110,8 @@ class DownpourCenter(CenterRule):
         self.optimizer.step(self.center, mean_of(contributions))
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
-        """Return what steps a part, if the optimizer can, and makes that part of the reply."""
-        step = moves(self.optimizer, self.center, contribution.vector)
-        if step is None:
-            return None
-
-        def move(part: slice) -> None:
-            step(part)
-            self.reply(contribution.vector, part)
-
-        return InOrder(move) if isinstance(step, InOrder) else move
+        """Return what steps a part, if the optimizer can."""
+        return moves(self.optimizer, self.center, contribution.vector)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from nnlo_common.algorithms._gain import MemberNorms
 from nnlo_common.algorithms._noise_scale import NeighbourNoise
 from nnlo_common.algorithms._vector_optimizer import Configurable, LeavesMomentum, Optimizer, VectorOptimizer
-from nnlo_common.base._block_threads import cached_blocks, work_through
+from nnlo_common.base._block_threads import InOrder, cached_blocks, work_through
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PartWork, Vector
 from nnlo_common.base._options import FROM_OPTIMIZER, Declared, declared, option
@@ -312,19 +312,33 @@ class CenterRule(Stateful, ABC):
         self.clock += 1
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
-        """Begin to apply one contribution; return what applies a part and makes that part of the reply.
+        """Begin to apply one contribution; return what applies a part, and makes that part of the reply.
 
-        By default None, and nothing is done: the rule needs the whole vector.
+        A reply that is the centre it does not make. By default None, and nothing is done: the rule needs the
+        whole vector.
         """
         return None
 
-    def commit_by_parts(self, contribution: Contribution) -> PartWork | None:
-        """Count the commit of one contribution, and return what applies its parts; None: use `commit`."""
+    def commit_by_parts(self, contribution: Contribution, *, replies: bool = True) -> PartWork | None:
+        """Count the commit of one contribution, and return what applies its parts; None: use `commit`.
+
+        Args:
+            contribution: the contribution.
+            replies: each part of the reply is made as well; without it only where that is not the centre.
+        """
         move = self.apply_by_parts(contribution)
-        if move is not None:
-            self._look([contribution])
-            self.clock += 1
-        return move
+        if move is None:
+            return None
+        self._look([contribution])
+        self.clock += 1
+        return self._replying(move, contribution.vector) if replies and self.replies_center else move
+
+    def _replying(self, move: PartWork, vector: Vector) -> PartWork:
+        def move_and_reply(part: slice) -> None:
+            move(part)
+            self.reply(vector, part)
+
+        return InOrder(move_and_reply) if isinstance(move, InOrder) else move_and_reply
 
     def noise_in_samples(self) -> float | None:
         """Return the gradient noise scale, if it is measured: in the unit of the contributions' weights."""
@@ -344,6 +358,11 @@ class CenterRule(Stateful, ABC):
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, Configurable):
             optimizer.configure(options)
+
+    @property
+    def replies_center(self) -> bool:
+        """Whether the reply to a contribution is the new centre, which then need not be copied to be sent."""
+        return type(self).reply is CenterRule.reply
 
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Overwrite a part of a contribution, after its commit, with the reply; by default the new centre."""

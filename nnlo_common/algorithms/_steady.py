@@ -124,13 +124,18 @@ class SteadyCenter(DownpourCenter):
             self.reply(contribution.vector)
 
     def apply_by_parts(self, contribution: Contribution) -> PartWork | None:
-        """Return what steps a part and makes the reply of it, ahead of the centre."""
+        """Return what steps a part, and makes the reply of it where that is ahead of the centre."""
         if self.plain:
             move = super().apply_by_parts(contribution)
             self.progress += contribution.weight if move is not None else 0.0
             return move
         by_parts = self._follows_velocity and not self.options.synchronous
         return self._begin(contribution) if by_parts else None
+
+    @property
+    def replies_center(self) -> bool:
+        """Whether there is nothing to look ahead to."""
+        return self.plain
 
     def reply(self, vector: Vector, part: slice = slice(None)) -> None:
         """Send the place where the centre will be when the worker's next gradient arrives."""

@@ -115,7 +115,8 @@ class Send(NamedTuple):
     Attributes:
         rank: the receiver.
         message: the message.
-        frame: holds its vector, and may be the request's.
+        frame: holds its vector, and may be the request's. Or the vector is the centre: then the machine must
+            take no other event before that has been sent, or copied into the frame.
         fill: computes a part of the vector; call it once for each part, in order, before the machine takes
             another event, whether the message can be sent or not.
     """

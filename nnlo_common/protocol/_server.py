@@ -35,6 +35,8 @@ __all__ = ["Server"]
 
 _NO_WISH = (False, 0.0, False)
 _PACKED = (Kind.EXCHANGE, Kind.PUSH)  # what another wire packs
+# A shorter reply is copied, and fits one part.
+_LONG = 1 << 17
 _UNSAVED = (Standing.LOST, Standing.CALLED)  # standings of spares without a part of their own in checkpoints
 
 
@@ -52,7 +54,8 @@ class Server:
             pulled the centre last; inf once it will pull no more.
         turned: those of them that were workers of this server.
         places: the spares that train in the places of dead workers, or will: spare to worker.
-        by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent.
+        by_parts: leave a commit on arrival to the `fill` of its reply, so that it is made while it is sent;
+            a long reply that is the centre is sent from there.
         staleness: the number of committed contributions by staleness.
         stopping: every reply from now on asks its worker to stop.
         commits_lost: after a `take_over`, the commits of the dead server that workers have seen and this one
@@ -667,7 +670,9 @@ class Server:
                 break
             self.rule.absent = absent
             self._apply(chosen)
-            actions += [self._reply_to_contribution(event) for event in chosen]
+            # Another commit may follow before these replies are sent.
+            from_center = not self._waiting.contributions and self._sends_center()
+            actions += [self._reply_to_contribution(event, from_center=from_center) for event in chosen]
             actions += self._admit()
         return actions
 
@@ -711,13 +716,21 @@ class Server:
         """Apply a contribution and make the reply while it is sent, as far as the rule can."""
         fill: PartWork | None = None
         (contribution,) = contributions([event], self.rule, self.peers, self.staleness)
+        from_center = self._sends_center()
         if self.after_commit is None:
-            fill = self.rule.commit_by_parts(contribution)
+            fill = self.rule.commit_by_parts(contribution, replies=not from_center)
         if fill is None:
             self.rule.commit([contribution])
-            fill = partial(self.rule.reply, contribution.vector)
+            fill = None if from_center else partial(self.rule.reply, contribution.vector)
         self._committed([event])
+        if from_center:
+            return self._answer(event, Kind.CENTER, vector=self.rule.center, fill=fill)
         return self._reply(event, with_vector=True, fill=fill)
+
+    def _sends_center(self) -> bool:
+        """Whether a reply to a contribution is sent from the centre itself."""
+        long = self.by_parts and not self._wire.packs and self.rule.center.size > _LONG
+        return long and self.rule.replies_center
 
     def _apply(self, events: list[Received]) -> None:
         self.rule.commit(contributions(events, self.rule, self.peers, self.staleness))
@@ -729,9 +742,11 @@ class Server:
             self.rule.settle()
             self.after_commit()
 
-    def _reply_to_contribution(self, event: Received) -> Send:
+    def _reply_to_contribution(self, event: Received, *, from_center: bool = False) -> Send:
         if event.message.kind is Kind.PUSH:
             return self._reply(event, with_vector=False)
+        if from_center:
+            return self._answer(event, Kind.CENTER, vector=self.rule.center)
         assert event.message.vector is not None  # refused() has seen to it
         self.rule.reply(event.message.vector)
         return self._reply(event, with_vector=True)

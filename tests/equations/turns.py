@@ -82,8 +82,8 @@ class Turns:
             commit(rule, contributions)
             note(rule)
 
-        def noted_parts(rule: CenterRule, contribution: Any) -> Any:
-            move = by_parts(rule, contribution)
+        def noted_parts(rule: CenterRule, contribution: Any, **options: Any) -> Any:
+            move = by_parts(rule, contribution, **options)
 
             def noted_part(part: slice) -> None:
                 assert move is not None

@@ -43,7 +43,7 @@ def test_a_tree_with_a_sub_server_on_each_host_has_the_numbers_of_the_reference(
 
 
 def test_long_replies_come_in_parts_over_the_network(cluster):
-    checks = ("by_parts", "kept_whole", "closed_early")
+    checks = ("by_parts", "lent", "kept_whole", "closed_early")
     status, text = cluster.run([1, 1, 1], PROGRAMS / "endpoint_all.py", *checks, timeout_s=90)
     assert status == 0, text
     assert re.findall("<(.*?)>", text) == [*checks]

@@ -344,6 +344,43 @@ def by_parts():
         here.close()
 
 
+def lent():
+    """A worker reads a reply where the centre lies; the server gets no message that may change it before."""
+    for size, filled in ((3, True), (PART, False), (5 * PART - 1, True), (LARGE, False), (LARGE, True)):
+        here, alone = endpoint(size), MPI.COMM_WORLD.Dup()
+        flat, center = FlatVector.of([numbers(size)]), np.zeros(size, "f4")
+        for turn in range(3):
+            if rank:
+                if rank > 1:
+                    alone.recv(source=rank - 1)  # that one is in the middle of its reply
+                here.send(0, message(Kind.EXCHANGE, turn, flat.vector), flat.frame)
+                event, found, told = here.receive(), np.zeros(size, "f4"), rank == world.size - 1
+                for place, part in event.arriving():
+                    if not told:
+                        alone.send(None, rank + 1)
+                        time.sleep(0.05)  # if it could, the next worker's message would change the centre
+                    told = True
+                    found[place] = part
+                assert (found == (world.size - 1) * turn + rank).all(), (size, turn)
+                here.release(0, event.frame)
+                alone.Barrier()
+                continue
+            for worker in workers:
+                event = here.receive()
+                assert event.message.sender == worker
+
+                def fill(part, center=center):
+                    center[part] += 1
+
+                if not filled:
+                    fill(slice(0, size))
+                answer = message(Kind.CENTER, turn, center)
+                here.send(worker, answer, event.frame, fill if filled else None)
+            alone.Barrier()
+        here.close()
+        alone.Free()
+
+
 def kept_whole():
     """A reply that a thread may receive comes whole, as does one that is kept; both are computed once."""
     for depth in (1, 3):
@@ -473,6 +510,7 @@ def send_ahead(here, what, turn, shard, flat, vector):
 CHECKS = [
     ahead,
     by_parts,
+    lent,
     kept_whole,
     released_early,
     closed_early,

@@ -1,6 +1,6 @@
 """A long reply goes from rank 0 to rank 1 in parts; one of them dies or stops in the middle, or before.
 
-Arguments: which, and a folder.
+Arguments: which, a folder, and "lent" for a reply that the worker reads where the centre lies.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ server = MPI.COMM_WORLD.bcast(os.getpid())
 if world.rank == 0:
     event = here.receive()
     vector, filled = event.message.vector, []
+    if "lent" in sys.argv:
+        vector = vector.copy()
     if what == "worker dies before":
         print(f"server: {here.receive()}", flush=True)
 

@@ -14,6 +14,7 @@ from nnlo_common.cluster.transport._group_endpoints import LeadEndpoint
 from nnlo_common.protocol import (
     Activity,
     Kind,
+    Lost,
     Message,
     Received,
     Send,
@@ -21,6 +22,7 @@ from nnlo_common.protocol import (
     Shard,
     Wire,
     Worker,
+    _server,
     decode,
     encode,
 )
@@ -121,8 +123,51 @@ def test_a_training_by_parts_is_the_same_training(rule: Algorithm, seed: int) ->
     assert_same(trained(rule, seed, by_parts=True), trained(rule, seed, by_parts=False))
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("rule", RULES, ids=Algorithm.describe)
+def test_a_training_whose_replies_are_sent_from_the_centre_is_the_same(
+    rule: Algorithm, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = trained(rule, seed, by_parts=True)
+    monkeypatch.setattr(_server, "_LONG", 0)
+    assert_same(trained(rule, seed, by_parts=True), copied)
+
+
+def test_a_reply_is_sent_from_the_centre_where_that_is_all_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "_LONG", 3)
+
+    def lends(rule: Algorithm, size: int = 4, workers: int = 1) -> bool:
+        center = rule.center(np.zeros(size, "f4"), workers, SGD(1.0))
+        server = Server(center, range(1, workers + 1), by_parts=True)
+        for worker in range(1, workers + 1):
+            server.handle(received(Kind.JOIN, 0, sender=worker))
+        for worker in range(1, workers + 1):
+            sends = server.handle(received(Kind.EXCHANGE, 1, np.ones(size, "f4"), worker))
+        assert len(sends) == workers
+        return all(isinstance(one, Send) and one.message.vector is server.rule.center for one in sends)
+
+    assert lends(Downpour())
+    assert lends(Synchronous(), workers=3)
+    assert lends(LocalSGD())
+    assert not lends(Downpour(), size=3)
+    assert not lends(EASGD(every=1))
+
+
+def test_a_reply_is_copied_where_another_commit_follows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_server, "_LONG", 0)
+    rule = Synchronous(lag=1).center(np.zeros(4, "f4"), 2, SGD(1.0))
+    server = Server(rule, [1, 2], by_parts=True, depth=2)
+    for worker in (1, 2):
+        server.handle(received(Kind.JOIN, 0, sender=worker))
+    for sequence in (1, 2):  # with a lag a worker may be a step ahead of one that dies
+        assert server.handle(received(Kind.EXCHANGE, sequence, np.ones(4, "f4"))) == []
+    sends = [one.message.vector for one in server.handle(Lost(2)) if isinstance(one, Send)]
+    assert [vector.tolist() for vector in sends if vector is not None] == [[-1] * 4, [-2] * 4]
+    assert sends[1] is rule.center
+
+
 def received(kind: Kind, sequence: int, vector: np.ndarray | None = None, sender: int = 1) -> Received:
-    frame = Frame(4)
+    frame = Frame(4 if vector is None else vector.size)
     if vector is not None:
         frame.vector[:] = vector
     message = Message(kind, sender, sequence, vector=None if vector is None else frame.vector)

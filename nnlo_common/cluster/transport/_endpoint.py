@@ -147,8 +147,9 @@ class Endpoint(Protocol):
         """Send `message`, from the `frame` that holds its vector, if there is one.
 
         A frame received from `peer` is released once the send completes. Do not change the vector of any
-        other frame before that. With `fill`, which computes a part of the vector, parts may be sent while
-        later ones are computed; all are computed on return.
+        other frame before that. A vector outside such a frame may be sent from where it is, and may change
+        once `receive` has returned an event. With `fill`, which computes a part of the vector, parts may be
+        sent while later ones are computed; all are computed on return.
         """
 
     def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:

@@ -14,6 +14,8 @@ Requirements that shaped this module:
   with a thread. The server does not poll for the completion of such a reply.
 * A worker that waits for a long reply gets it in parts, while the server computes later ones; a long vector
   may travel ahead of its message in parts, while the worker computes or packs others.
+* A worker of this host reads a long reply where the centre lies: a copy of it would cost the server half as
+  much as the step. So the server takes the next message once that has been read.
 """
 
 from __future__ import annotations
@@ -173,6 +175,7 @@ class MPIEndpoint:
         self._ready: deque[Frame | Lost] = deque()  # received, in order
         self._leaving: dict[int, MPI.Request] = {}  # sends from frames without a slot, by id
         self._awaited = 0  # replies not yet received
+        self._lent: set[_Slot] = set()  # whose replies a peer reads where they lie
         for channel in self._channels.values():
             for _ in range(channel.link.depth):
                 self._add_slot(channel)
@@ -187,7 +190,8 @@ class MPIEndpoint:
         if fill is not None and not gone and outgoing is not None and outgoing.takes(message.vector):
             self._send_made(peer, message, frame, fill, outgoing)
             return
-        if fill is not None and message.vector is not None and (gone or not _goes_in_parts(message, slot)):
+        in_parts = not gone and _goes_in_parts(message, slot)
+        if fill is not None and message.vector is not None and not in_parts:
             fill(slice(0, message.vector.size))
             fill = None
         if gone:
@@ -205,10 +209,10 @@ class MPIEndpoint:
             self._announce(self._wakeups[peer])
         if frame is not None and slot is not None:
             slot.replying = True
-            if fill is None:
-                self._active[slot.index] = self._start(peer, message, frame)
-            else:
+            if in_parts and (fill is not None or _lies_elsewhere(message, frame)):
                 self._start_parts(slot, message, frame, fill)
+            else:
+                self._active[slot.index] = self._start(peer, _in_frame(message, frame), frame)
         else:
             frame = self._frame_for(peer, message, frame)
             self._leaving[id(frame)] = self._start(peer, message, frame)
@@ -265,7 +269,7 @@ class MPIEndpoint:
 
     def receive(self, timeout_s: float | None = None) -> Event | None:
         """Return the next event; None after `timeout_s`."""
-        if not self._ready:
+        if not self._ready or self._lent:
             arrived = self._wait(timeout_s)
             self._heard_s = time.perf_counter()
             if not arrived:
@@ -298,7 +302,7 @@ class MPIEndpoint:
             done = self._done()
             if done:
                 self._take(done)
-            if self._ready:
+            if self._ready and not self._lent:
                 return True
         return False
 
@@ -312,6 +316,7 @@ class MPIEndpoint:
     def abandon(self, peer: int) -> None:
         """Never wait for this peer again; its receives stay posted."""
         self._abandoned.add(peer)
+        self._lent = {slot for slot in self._lent if slot.channel.link.peer != peer}
 
     def flush(self) -> None:
         """Poll until all sends complete: MPI moves long messages only inside its calls."""
@@ -435,6 +440,7 @@ class MPIEndpoint:
             for slot in self._slots:
                 if slot.channel.link.peer == rank:
                     slot.retire()
+                    self._lent.discard(slot)
                     self._active[slot.index] = MPI.REQUEST_NULL
             self._ready.append(Lost(rank))
 
@@ -444,6 +450,7 @@ class MPIEndpoint:
             slot = self._slots[index]
             if slot.replying:
                 if self._parts_left(slot):
+                    self._lent.discard(slot)
                     self._active[index] = slot.receive
                     self._post(slot)
                 continue
@@ -533,23 +540,35 @@ class MPIEndpoint:
             self._note_deaths(error)
             return MPI.REQUEST_NULL
 
-    def _start_parts(self, slot: _Slot, message: Message, frame: Frame, fill: PartWork) -> None:
-        """Send a reply part by part, each as soon as it is computed."""
+    def _start_parts(self, slot: _Slot, message: Message, frame: Frame, fill: PartWork | None) -> None:
+        """Send a reply part by part, each as soon as it is computed.
+
+        A vector that lies elsewhere a rank of this host reads there, at once; for others it is copied.
+        """
         assert message.vector is not None  # _goes_in_parts has seen to it
-        peer = slot.channel.link.peer
-        encode(message, frame, in_parts=True)
+        peer, there = slot.channel.link.peer, message.vector
+        near, elsewhere = peer in self._wakeups, _lies_elsewhere(message, frame)
+        encode(message.with_vector(frame.vector[: there.size]), frame, in_parts=True)
         sent = []
-        for part in parts(message.vector.size):
-            fill(part)
+        for part in parts(there.size):
+            if fill is not None:
+                fill(part)
             if peer in self._deaths.known:
                 continue  # the centre must move whether the worker lives or not
+            memory = frame.bytes[bytes_of(part)]
+            if elsewhere and near and part.start:
+                memory = there[part].view(np.uint8)
+            elif elsewhere:
+                np.copyto(frame.vector[part], there[part])
             with self._noting_deaths():
                 tag = tag_of_parts(message.shard) if part.start else _tag(message.shard, to_server=False)
-                sent.append(self._comm.Isend([frame.bytes[bytes_of(part)], MPI.BYTE], peer, tag))
-            if not part.start and peer in self._wakeups:
+                sent.append(self._comm.Isend([memory, MPI.BYTE], peer, tag))
+            if not part.start and near:
                 self.wakeup.wake(self._wakeups[peer])
         if peer not in self._deaths.known:
             *slot.leaving, self._active[slot.index] = sent
+            if elsewhere and near:
+                self._lent.add(slot)
 
     def _parts_left(self, slot: _Slot) -> bool:
         """Whether all parts of a reply whose last has left have left; else one of the others is active."""
@@ -613,6 +632,20 @@ def _taken(slot: _Slot) -> Frame:
     """Return the memory that holds a slot's message: what has travelled ahead of it has its own."""
     incoming = slot.channel.incoming
     return incoming.take(slot.frame) if incoming is not None and comes_in_parts(slot.frame) else slot.frame
+
+
+def _lies_elsewhere(message: Message, frame: Frame) -> bool:
+    """Whether a message's vector does not lie in the frame that the message is sent from."""
+    return message.vector is not None and not np.may_share_memory(message.vector, frame.vector)
+
+
+def _in_frame(message: Message, frame: Frame) -> Message:
+    """Return a message with its vector in the frame, copied there if it lies elsewhere."""
+    if message.vector is None or not _lies_elsewhere(message, frame):
+        return message
+    there = frame.vector[: message.vector.size]
+    np.copyto(there, message.vector)
+    return message.with_vector(there)
 
 
 def _goes_in_parts(message: Message, slot: _Slot | None) -> bool:
