@@ -3,7 +3,7 @@
 An optimizer passes several times over each parameter, which for a long one is a pass over the memory, and
 Adam makes temporary tensors of its size. In chunks that fit a cache the same takes half the time or less, and
 a part of the centre can leave for a worker while later ones are stepped. SGD passes once ("fused") where that
-has the same bits.
+has the same bits, and each chunk by PyTorch's function, which costs a fourth of a call of its optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.sgd import sgd
 
 from nnlo_common.plugin import Vector, blocks
 from nnlo_torch._compat import changes_of, global_hooks, hooks_of
@@ -28,8 +29,9 @@ _CHUNK = 1 << 18
 # A fused kernel works with vectors of so many numbers or of a half, a quarter..., and rounds otherwise in
 # what is left of a tensor at its end.
 _VECTOR = 64
-# Numbers that are stepped in one call of an optimizer, which takes some 60 microseconds besides.
+# Numbers that are stepped in one call of an optimizer but SGD: it takes some 60 microseconds besides.
 _AT_ONCE = 1 << 20
+_OF_SGD = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "fused")
 # Those of PyTorch that step each number by itself.
 _NUMBER_BY_NUMBER = frozenset(
     getattr(torch.optim, name)
@@ -123,6 +125,10 @@ class ChunkedStep:
         self._optimizer = optimizer
         self._parameters: list[_CutParameter] = []
         self._stepper: torch.optim.Optimizer | None = None
+        self._is_sgd = type(optimizer) is torch.optim.SGD
+        # Of SGD: the state of each chunk, and which groups pass once.
+        self._states: dict[torch.Tensor, dict[str, Any]] = {}
+        self._once: list[bool] = []
         self._waiting: list[tuple[int, int, torch.Tensor]] = []  # start, group, chunk; the next one last
         self._stepped: list[_CutParameter] = []
         self._views: dict[int, dict[_CutParameter, list[torch.Tensor]]] = {}
@@ -142,36 +148,51 @@ class ChunkedStep:
         if not self._parameters or self._is_special():
             return False
         stepped = [one for one, there in zip(self._parameters, present, strict=True) if there]
-        stepper = self._own_stepper()
         for one in stepped:
             state = self._optimizer.state.get(one.tensor)
             # The first step of a parameter makes its state.
             if not (state or self._needs_no_state(one)) or not one.follow(state or {}):
                 return False
         gradients = self._gradients(gradient)
+        states = self._states if self._is_sgd else self._own_stepper().state
         self._waiting = []
         for one in reversed(stepped):
             views = gradients[one]
             parts = [*zip(one.chunks, one.states, views, strict=True)]
             for (place, chunk), state, view in reversed(parts):
-                stepper.state[chunk], chunk.grad = state, view
+                states[chunk], chunk.grad = state, view
                 self._waiting.append((one.place.start + place.start, _twin_of(one.group, chunk), chunk))
-        for index, own in enumerate(stepper.param_groups):
-            group = self._optimizer.param_groups[index // 2]
-            own.update({**group, "params": []})
-            if index % 2 and _passes_once(self._optimizer, group):
-                own["fused"] = True
+        if self._is_sgd:
+            self._once = [_passes_once(self._optimizer, group) for group in self._optimizer.param_groups]
+        else:
+            for index, own in enumerate(self._own_stepper().param_groups):
+                own.update({**self._optimizer.param_groups[index // 2], "params": []})
         self._stepped = stepped
         return True
 
     def step_before(self, stop: int) -> None:
         """Step all that begins before this place of the vector."""
         while self._waiting and self._waiting[-1][0] < stop:
-            self._step_next()
+            if self._is_sgd:
+                self._step_by_sgd()
+            else:
+                self._step_next()
         if not self._waiting:
             for one in self._stepped:
                 one.tell()
             self._stepped = []
+
+    @torch.no_grad()
+    def _step_by_sgd(self) -> None:
+        """Step the next chunk as `torch.optim.SGD` does."""
+        _, twin, chunk = self._waiting.pop()
+        group = self._optimizer.param_groups[twin // 2]
+        own = {name: group[name] for name in _OF_SGD}
+        if twin % 2 and self._once[twin // 2]:
+            own["fused"] = True
+        buffers = [self._states[chunk]["momentum_buffer"]] if group["momentum"] else []
+        assert chunk.grad is not None  # begin has set it
+        sgd([chunk], [chunk.grad], buffers, has_sparse_grad=False, **own)
 
     def _step_next(self) -> None:
         stepper = self._own_stepper()
@@ -211,8 +232,7 @@ class ChunkedStep:
         return self._stepper
 
     def _needs_no_state(self, one: _CutParameter) -> bool:
-        of_sgd = type(self._optimizer) is torch.optim.SGD
-        return of_sgd and not self._optimizer.param_groups[one.group]["momentum"]
+        return self._is_sgd and not self._optimizer.param_groups[one.group]["momentum"]
 
     def _is_special(self) -> bool:
         """Whether something else must see a step as a whole, or makes it."""

@@ -128,16 +128,16 @@ def test_each_step_has_the_bits_and_the_state_of_the_optimizers_own(kind):
 
 def kernels_of(pair, monkeypatch):
     """Make three steps; return how many numbers each kernel of SGD has stepped in the third."""
-    numbers, own = {"fused": 0, "other": 0}, torch.optim.SGD._init_group
+    numbers, own = {"fused": 0, "other": 0}, _chunked_step.sgd
 
-    def noted(optimizer, group, *lists):
-        numbers["fused" if group["fused"] else "other"] += sum(one.numel() for one in group["params"])
-        return own(optimizer, group, *lists)
+    def noted(params, *lists, fused, **options):
+        numbers["fused" if fused else "other"] += sum(one.numel() for one in params)
+        return own(params, *lists, fused=fused, **options)
 
     assert not pair.step(0)
     assert pair.step(1)  # which kernels have the same bits is known now
     vector = pair.gradient(2)
-    monkeypatch.setattr(torch.optim.SGD, "_init_group", noted)
+    monkeypatch.setattr(_chunked_step, "sgd", noted)
     moves(pair.center, pair.flat.parameters.vector, vector)(slice(0, vector.size))
     monkeypatch.undo()
     pair.reference.step()
