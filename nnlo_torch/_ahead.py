@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, Layout
-from nnlo_common.plugin import Session, warn
+from nnlo_common.plugin import Session, Vector, warn
 from nnlo_torch._compat import changes_of
 from nnlo_torch._flat_model import FlatModel, Storage
 
@@ -24,6 +24,8 @@ __all__ = ["GradientsAhead", "check_for_overlap"]
 
 # Numbers that are worth a message: half a megabyte.
 _WORTH_SENDING = 1 << 17
+# A gradient of so many leaves from where autograd makes it.
+_WORTH_A_PART = 1 << 17
 # Numbers of each parameter that are compared, as PyTorch does not count what is changed through `.data`.
 _COMPARED = 16
 # Steps in a row whose gradients have changed before nothing is sent ahead any more.
@@ -60,7 +62,11 @@ class GradientsAhead:
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
-        if self._again or not self._all_are_as_sent():
+        team, left = self._team(), range(self._sent, len(self._trained))
+        lost = bool(left) and team is not None and team.losses > self._losses
+        as_sent = not self._again and not lost and self._all_are_as_sent()
+        self._flat_model.sent = left if as_sent else ()
+        if not as_sent:
             self._withdraw()
             self._in_vain += 1
             if self._in_vain == _IN_VAIN:
@@ -79,12 +85,15 @@ class GradientsAhead:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._flat_model.sent = ()
 
     def _begin(self) -> None:
         count = len(self._trained)
         self._made: dict[int, tuple[torch.Tensor | None, int]] = {}  # since the last step, as they were
         self._next, self._sent = count - 1, count  # the last that is not made; the first that has left
         self._again = False  # a gradient was made once more
+        self._apart: dict[int, tuple[slice, Vector]] = {}  # what has left from outside of the vector
+        self._losses = 0  # servers that had died when the first of it left
         self._numbers: list[tuple[slice, npt.NDArray[np.uint32]]] = []  # what has left, where it is compared
 
     def _noticed(self, index: int, tensor: torch.Tensor) -> None:
@@ -105,14 +114,23 @@ class GradientsAhead:
         place, team = self._flat_model.place_of(made), self._team()
         if team is not None and place.stop - place.start >= _WORTH_SENDING:
             self._sent = made.start
-            self._flat_model.collect(made)
+            if not self._numbers:
+                self._losses = team.losses
+            apart = self._flat_model.apart(made, _WORTH_A_PART) if team.may_leave_apart else {}
+            self._apart |= apart
+            self._flat_model.collect(made, apart)
             first, last = np.searchsorted(self._places, (place.start, place.stop))
             self._numbers.append((slice(first, last), self._compared(slice(first, last))))
-            team.send_ahead(place.start)
+            team.send_ahead(place.start, [*apart.values()])
 
     def _compared(self, part: slice) -> npt.NDArray[np.uint32]:
         """The bits of the gradient now, at some of the places where they are compared."""
-        return self._flat_model.gradient.vector[self._places[part]].view(np.uint32)
+        places = self._places[part]
+        found = self._flat_model.gradient.vector[places]
+        for place, numbers in self._apart.values():
+            first, last = np.searchsorted(places, (place.start, place.stop))
+            found[first:last] = numbers[places[first:last] - place.start]
+        return found.view(np.uint32)
 
     def _all_are_as_sent(self) -> bool:
         """Whether all that has left is still the gradient."""
@@ -121,7 +139,7 @@ class GradientsAhead:
             return True
         if not all(map(self._is_as_sent, left)):
             return False
-        self._flat_model.collect(left)  # small gradients do not lie in the vector
+        self._flat_model.collect(left, self._apart)  # small gradients do not lie in the vector
         return all(np.array_equal(self._compared(part), before) for part, before in self._numbers)
 
     def _is_as_sent(self, index: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -131,13 +131,14 @@ class FlatModel:
         blocks: the neighbouring parameters on another device, with their gradients there.
         fetches: whether `collect` copies the gradients of blocks to the host.
         chosen: indices of the parameters whose gradients `collect` takes; the others count as without one.
+        sent: indices of those whose gradients have left for the servers; `collect` leaves them as they are.
 
     Args:
         named: names and parameters; each appears once.
         gradients: whether gradients are sent; they are not if each worker steps by itself.
         lag: how many earlier gradients may still be in flight when the next one is made.
         catches: whether large gradients are moved at once; not if several optimizers take turns: one's step
-            must leave the gradients of the others as they are.
+            must leave the gradients of the others as they are. Nor if they leave while they are made.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class FlatModel:
         self._wanted = gradients and catches
         self.blocks = _blocks(self, gradients=gradients)
         self.fetches = True
+        self.sent: Container[int] = ()
         self._make = make
         # Target of each gradient after a backward pass.
         self._places = list(self.gradient_views)
@@ -184,12 +186,14 @@ class FlatModel:
         self._all_are_views = not self._copied and not self.blocks
         self._attach()
 
-    def collect(self, part: range | None = None) -> None:
+    def collect(self, part: range | None = None, apart: Container[int] = ()) -> None:
         """Move all remaining gradients into the flat vector, and mark which parameters have one.
 
         Args:
-            part: the parameters; None: all.
+            part: the parameters; None: all that are not `sent`.
+            apart: those whose gradients stay where they are.
         """
+        apart = self.sent if part is None else apart
         part = range(len(self.tensors)) if part is None else part
         self._check(part)
         present = np.zeros(len(part), np.float32)
@@ -202,7 +206,7 @@ class FlatModel:
             present[index - part.start] = PRESENT
             if gradient.is_sparse:
                 self._refuse_sparse(index)
-            if gradient is not place:
+            if gradient is not place and index not in apart:
                 places.append(place)
                 made.append(gradient.detach() if gradient.requires_grad else gradient)
         if places:
@@ -210,6 +214,23 @@ class FlatModel:
         for block in self.blocks if self.fetches else ():
             block.fetch(self.place_of(part))
         self.gradient.vector[self.marks[part.start : part.stop]] = present
+
+    def apart(self, part: range, least: int) -> dict[int, tuple[slice, Vector]]:
+        """Return the places and numbers of long gradients that lie outside of the vector, by parameter.
+
+        Args:
+            part: the parameters.
+            least: shorter gradients are left out.
+        """
+        found = {}
+        for index in part:
+            gradient, segment = self.tensors[index].grad, self.gradient.layout.segments[index]
+            if gradient is None or gradient is self._places[index] or segment.size < least:
+                continue
+            if index in self.chosen and not gradient.is_sparse and gradient.is_contiguous():
+                place = slice(segment.offset, segment.offset + segment.size)
+                found[index] = place, gradient.detach().view(-1).numpy()
+        return found
 
     @property
     def all_are_blocks(self) -> bool:

@@ -210,7 +210,7 @@ def join_team(
         [pair for one in optimizers for pair in named_parameters(one, modules)],
         gradients=joint.ranks.grouped or runs != "worker",
         lag=0 if runs == "worker" else algorithm.lag,
-        catches=len(members) == 1,
+        catches=len(members) == 1 and not joint.ranks.overlap,
     )
     if joint.ranks.overlap:
         check_for_overlap(flat_model)

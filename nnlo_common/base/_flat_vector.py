@@ -29,6 +29,7 @@ from nnlo_common.base._errors import ConfigurationError, plural
 from nnlo_common.base._limited_formats import parsed_json
 
 __all__ = [
+    "Apart",
     "FlatVector",
     "Frame",
     "HEADER_BYTES",
@@ -42,6 +43,7 @@ __all__ = [
     "described",
     "laid_out",
     "looks_finite",
+    "put_together",
     "telling_places",
     "without_absent",
     "zeroed",
@@ -390,12 +392,29 @@ def _pages(count: int) -> Bytes:
 Vector: TypeAlias = npt.NDArray[np.float32]
 #: Computes one part of a vector; to be called once for each part.
 PartWork: TypeAlias = Callable[[slice], None]
+#: Parts of a vector whose numbers lie elsewhere: their places, and the numbers.
+Apart: TypeAlias = Sequence[tuple[slice, Vector]]
 #: Returns the given number of zeroed bytes.
 Allocate: TypeAlias = Callable[[int], npt.NDArray[np.uint8]]
 
 #: Mark behind the gradient of a parameter that has one. It is added and scaled along with the gradient and
 #: stays above 0; its square is 0 in float32, so no norm sees it.
 PRESENT = np.float32(2.0**-100)
+
+
+def put_together(vector: Vector, part: slice, apart: Apart) -> None:
+    """Copy into a part of a vector what of it lies elsewhere.
+
+    Example:
+        >>> vector = np.zeros(5, np.float32)
+        >>> put_together(vector, slice(0, 3), [(slice(2, 4), np.ones(2, np.float32))])
+        >>> vector.tolist()
+        [0.0, 0.0, 1.0, 0.0, 0.0]
+    """
+    for place, numbers in apart:
+        start, stop = max(place.start, part.start), min(place.stop, part.stop)
+        if start < stop:
+            vector[start:stop] = numbers[start - place.start : stop - place.start]
 
 
 @contextlib.contextmanager

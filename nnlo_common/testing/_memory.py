@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nnlo_common.base._arguments import whole_number
 from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
-from nnlo_common.base._flat_vector import Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import Apart, Frame, PartWork, Vector, put_together
 from nnlo_common.cluster.transport._endpoint import Link, MemberLostError, Numbers
 from nnlo_common.protocol import REPLIES, Event, Lost, Message, Received, decode, encode
 from nnlo_common.testing._points import InjectedFault, Points
@@ -602,14 +602,16 @@ class MemoryEndpoint:
             received = in_parts(received, parts)
         self._cluster.inbox(self._ranks[peer], self._channel).put(received)
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
         """Copy what lies behind `start` in a vector, as it is now; its message has these numbers."""
         if (peer, shard) not in self._may_be_ahead:
+            put_together(vector, slice(start, vector.size), apart)
             return
         self._world.reach("send AHEAD")
         _, left, stop = self._ahead.get((peer, shard), (vector, np.empty_like(vector), vector.size))
         if start < stop:
             np.copyto(left[start:stop], vector[start:stop])
+            put_together(left, slice(start, stop), apart)
         self._ahead[peer, shard] = vector, left, min(start, stop)
 
     def withdraw(self, peer: int, shard: int) -> None:

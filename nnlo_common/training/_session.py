@@ -13,7 +13,7 @@ import numpy as np
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._flat_vector import Apart, FlatVector, Vector
 from nnlo_common.base._spans import span
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster._threads import advise_on_fork
@@ -438,10 +438,26 @@ class Session:
         if moves:
             self._show()
 
-    def send_ahead(self, start: int) -> None:
-        """Begin to send the next step's gradient, which is made behind `start` and changes no more there."""
+    @property
+    def may_leave_apart(self) -> bool:
+        """Whether nothing reads the next gradient in its vector, so that it may leave from elsewhere."""
+        leaves = self._started and isinstance(self._worker, WorkerRank) and self._worker.may_leave_apart
+        return leaves and self.gradient_made is None
+
+    @property
+    def losses(self) -> int:
+        """How many servers have died; what has left for them is lost."""
+        return self._worker.losses if isinstance(self._worker, WorkerRank) else 0
+
+    def send_ahead(self, start: int, apart: Apart = ()) -> None:
+        """Begin to send the next step's gradient, which is made behind `start` and changes no more there.
+
+        Args:
+            start: the place in the gradient.
+            apart: what of it lies outside of the vector, where it `may_leave_apart`.
+        """
         if self._started and isinstance(self._worker, WorkerRank):
-            self._worker.send_ahead(start)
+            self._worker.send_ahead(start, apart)
 
     def withdraw(self) -> None:
         """Let what was sent ahead count for nothing: the gradient has changed since."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import FlatVector, Vector
+from nnlo_common.base._flat_vector import Apart, FlatVector, Vector
 from nnlo_common.base._state_tree import State, require
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Action, Activity, Kind, QueryClient, Received, Wait, Worker
@@ -94,10 +94,32 @@ class WorkerRank:
         self._first = False
         self._steps += 1
 
-    def send_ahead(self, start: int) -> None:
-        """Begin to send the next step's gradient, which is made behind `start` and changes no more there."""
+    @property
+    def may_leave_apart(self) -> bool:
+        """Whether nothing reads the next gradient in its vector, so that it may leave from elsewhere."""
+        leaves = all(one.ahead(0) is not None for one in self._worker.shard_clients)
+        return leaves and self._worker.local is None
+
+    @property
+    def losses(self) -> int:
+        """How many servers have died; what has left for them is lost."""
+        return len(self._gone)
+
+    def send_ahead(self, start: int, apart: Apart = ()) -> None:
+        """Begin to send the next step's gradient, which is made behind `start` and changes no more there.
+
+        Args:
+            start: the place in the gradient.
+            apart: what of it lies outside of the vector.
+        """
         for shard, vector, made in self._worker.ahead(start):
-            self._endpoint.send_ahead(shard.server, shard.index, vector, made)
+            first, stop = shard.place.start, shard.place.stop
+            inside = [
+                (slice(place.start - first, place.stop - first), numbers)
+                for place, numbers in apart
+                if first <= place.start < stop
+            ]
+            self._endpoint.send_ahead(shard.server, shard.index, vector, made, inside)
 
     def withdraw(self) -> None:
         """Let what was sent ahead count for nothing: the gradient has changed, or no step follows."""

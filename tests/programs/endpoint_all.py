@@ -439,7 +439,7 @@ def closed_early():
     here.close()
 
 
-AHEAD_TURNS = ("none", "some", "all, others pass", "changed", "twice", "another vector")
+AHEAD_TURNS = ("none", "some", "all, others pass", "changed", "twice", "another vector", "apart")
 
 
 def ahead():
@@ -491,7 +491,12 @@ def send_ahead(here, what, turn, shard, flat, vector):
     frame = None if shard else flat.frame
     starts = {"some": (size - 1, 2 * size // 3, size // 2), "twice": (size // 3, size // 4)}
     for start in starts.get(what, () if what == "none" else (size // 2, 0)):
-        here.send_ahead(0, shard, vector, start)
+        apart = []
+        if what == "apart":  # most of it, but neither the first numbers nor the last ones
+            place = slice(start + 3, (size if start else size // 2) - 5)
+            apart = [(place, vector[place].copy())]
+            vector[place] = -1
+        here.send_ahead(0, shard, vector, start, apart)
     if what == "all, others pass":
         here.send(0, message(Kind.OPTIONS, turn, numbers(3), shard))
     if what == "changed":

@@ -12,6 +12,7 @@ from tests.helpers.paths import PROGRAMS
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 
 import nnlo_torch as nt  # noqa: E402
+from nnlo_common.plugin import Session  # noqa: E402
 
 pytestmark = pytest.mark.framework("torch")
 EPOCHS, SAMPLES, BATCH = 3, 22, 3
@@ -21,6 +22,7 @@ FUNCTIONAL = torch.nn.functional
 @pytest.fixture(autouse=True)
 def _all_is_worth_sending(monkeypatch):
     monkeypatch.setattr("nnlo_torch._ahead._WORTH_SENDING", 1)
+    monkeypatch.setattr("nnlo_torch._ahead._WORTH_A_PART", 14)
 
 
 class Net(torch.nn.Module):
@@ -187,6 +189,36 @@ def test_a_training_ends_with_the_same_bits(name, loop):
     assert any(what == "send WITHDRAWN" for _, what in sent) == (
         loop in (clipped, replaced, removed, hidden, added_up, left_out)
     )
+
+
+def test_what_has_left_for_a_server_that_has_died_leaves_again_as_a_whole(monkeypatch):
+    """Its vector has no long gradients: those have left from where autograd had made them."""
+    expected, _ = train(nt.Downpour, plain, workers=1)
+    deaths = iter(range(10_000))
+    monkeypatch.setattr("nnlo_common.training._session.Session.losses", property(lambda _: next(deaths)))
+    with pytest.warns(RuntimeWarning, match="overlap=True brings nothing here"):
+        found, sent = train(nt.Downpour, plain, workers=1, overlap=True)
+    assert sent[1, "send WITHDRAWN"] == 3
+    assert found[0][1].tobytes() == expected[0][1].tobytes()
+
+
+def test_a_long_gradient_leaves_from_where_it_is_made_unless_something_else_reads_it(monkeypatch):
+    seen = []
+    leave = Session.send_ahead
+
+    def noted(team, start, apart=()):
+        seen.append([place.stop - place.start for place, _ in apart])
+        leave(team, start, apart)
+
+    monkeypatch.setattr(Session, "send_ahead", noted)
+    train(nt.Downpour, plain, workers=1, overlap=True)
+    assert [49] in seen
+    assert [14] in seen
+    assert all(size >= 14 for sizes in seen for size in sizes)
+    seen.clear()
+    train(nt.AGN, plain, workers=1, overlap=True, every=1)  # whose worker steps with it, too
+    assert seen
+    assert not any(seen)
 
 
 def test_what_has_left_is_what_arrives():

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import Apart, Frame, PartWork, Vector
 from nnlo_common.protocol import Event, Lost, Message
 
 __all__ = [
@@ -152,10 +152,11 @@ class Endpoint(Protocol):
         sent while later ones are computed; all are computed on return.
         """
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
         """Begin to send what lies behind `start` in a vector whose message follows; it changes no more.
 
-        It may wait for the message, in a short vector or on a link without `ahead`.
+        It may wait for the message, in a short vector or on a link without `ahead`. What lies apart is sent
+        from there, or copied into the vector; it changes no more either.
         """
 
     def withdraw(self, peer: int, shard: int) -> None:

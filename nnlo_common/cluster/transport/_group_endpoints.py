@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnlo_common.base._errors import ConfigurationError, PeerLostError
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import HEADER_BYTES, Apart, Frame, PartWork, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint, GroupCalls, Link, Numbers, Transfer
 from nnlo_common.protocol import Event, Kind, Message, Received, decode
 from nnlo_common.protocol._events import Part
@@ -299,7 +299,7 @@ class MemberEndpoint:
         if frame is not None:
             self.release(peer, frame)
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
         """Send nothing, because the lead does."""
 
     def withdraw(self, peer: int, shard: int) -> None:

@@ -29,7 +29,7 @@ from functools import partial
 import numpy as np
 
 from nnlo_common.base._errors import PeerLostError
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import HEADER_BYTES, Apart, Frame, PartWork, Vector, put_together
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Backoff, Wakeup
 from nnlo_common.cluster.transport._deaths import Deaths
@@ -219,13 +219,14 @@ class MPIEndpoint:
         if threaded and peer in self._wakeups:
             self.wakeup.wake(self._wakeups[peer])  # a woken thread polls once, so wake it after the send
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
         """Begin to send what lies behind `start` in a vector whose message follows."""
         outgoing = self._channels[peer, shard].outgoing
         if outgoing is None or peer in self._deaths.known:
+            put_together(vector, slice(start, vector.size), apart)
             return
         begins = not outgoing.open
-        self._leave(outgoing.send(vector, start))
+        self._leave(outgoing.send(vector, start, apart))
         if begins and peer in self._wakeups:
             self.wakeup.wake(self._wakeups[peer])
         self._all_left()  # what has begun to leave moves inside MPI only

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from nnlo_common.base._flat_vector import HEADER_BYTES, Frame, Vector, blocks
+from nnlo_common.base._flat_vector import HEADER_BYTES, Apart, Frame, Vector, blocks, put_together
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import MPI
 from nnlo_common.protocol._events import Part
@@ -132,6 +132,7 @@ class OutgoingAhead:
         self._comm, self._link = comm, link
         self._vector: Vector | None = None
         self._left: list[slice] = []  # the next one last
+        self._apart: list[tuple[slice, Vector]] = []  # what of the vector lies elsewhere
 
     @property
     def open(self) -> bool:
@@ -145,10 +146,11 @@ class OutgoingAhead:
             return False
         return mine is vector or mine.__array_interface__["data"] == vector.__array_interface__["data"]
 
-    def send(self, vector: Vector, start: int) -> Iterator[MPI.Request]:
+    def send(self, vector: Vector, start: int, apart: Apart = ()) -> Iterator[MPI.Request]:
         """Send the parts that lie behind `start` and have not left; give their requests."""
         if self._vector is None:
-            self._vector, self._left = vector, [*parts(vector.size)]
+            self._vector, self._left, self._apart = vector, [*parts(vector.size)], []
+        self._apart += apart
         while self._left and self._left[-1].start >= start:
             yield from self.send_part(self._vector, self._left.pop())
 
@@ -158,14 +160,22 @@ class OutgoingAhead:
 
     def send_part(self, vector: Vector, part: slice) -> Iterator[MPI.Request]:
         """Send a part; give its request."""
-        memory = vector[part].view(np.uint8)
+        memory = self._memory_of(part, vector).view(np.uint8)
         yield self._comm.Isend([memory, MPI.BYTE], self._link.peer, tag_of_parts(self._link.shard))
+
+    def _memory_of(self, part: slice, vector: Vector) -> Vector:
+        """Return where the numbers of a part lie: all of them elsewhere, or in the vector."""
+        for place, numbers in self._apart:
+            if place.start <= part.start and part.stop <= place.stop:
+                return numbers[part.start - place.start : part.stop - place.start]
+        put_together(vector, part, self._apart)
+        return vector[part]
 
     def rest(self) -> Iterator[MPI.Request]:
         """Send all parts that have not left, and forget the vector: its message follows."""
         if self._vector is not None:
             yield from self.send(self._vector, 0)
-        self._vector = None
+        self._vector, self._apart = None, []
 
 
 class IncomingAhead:

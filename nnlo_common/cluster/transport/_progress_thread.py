@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nnlo_common.base._flat_vector import Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import Apart, Frame, PartWork, Vector
 from nnlo_common.cluster.transport._backoff import LONGEST_S, Wakeup
 from nnlo_common.cluster.transport._endpoint import Endpoint
 from nnlo_common.protocol import Event, Message
@@ -104,10 +104,10 @@ class OverlappedEndpoint:
         self._take_over()
         self._inner.send(peer, message, frame, fill)
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
         """Send what lies behind `start` ahead of its message; the thread moves it while the rest is made."""
         self._take_over()
-        self._inner.send_ahead(peer, shard, vector, start)
+        self._inner.send_ahead(peer, shard, vector, start, apart)
         self.flush()
 
     def withdraw(self, peer: int, shard: int) -> None:

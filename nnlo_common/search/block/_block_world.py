@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from nnlo_common.base._errors import ConfigurationError
-from nnlo_common.base._flat_vector import Frame, PartWork, Vector
+from nnlo_common.base._flat_vector import Apart, Frame, PartWork, Vector
 from nnlo_common.cluster.transport._endpoint import Endpoint, Group, Link, PartWorld
 from nnlo_common.cluster.transport._group_endpoints import EndpointGroup, group_links
 from nnlo_common.protocol import Event, Message, Received
@@ -227,8 +227,8 @@ class _BlockEndpoint:
         self.sent[self._ranks[peer]] += 1
         self._endpoint.send(peer, message, frame, fill)
 
-    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int) -> None:
-        self._endpoint.send_ahead(peer, shard, vector, start)
+    def send_ahead(self, peer: int, shard: int, vector: Vector, start: int, apart: Apart = ()) -> None:
+        self._endpoint.send_ahead(peer, shard, vector, start, apart)
 
     def withdraw(self, peer: int, shard: int) -> None:
         self._endpoint.withdraw(peer, shard)
