@@ -723,9 +723,7 @@ class Server:
             self.rule.commit([contribution])
             fill = None if from_center else partial(self.rule.reply, contribution.vector)
         self._committed([event])
-        if from_center:
-            return self._answer(event, Kind.CENTER, vector=self.rule.center, fill=fill)
-        return self._reply(event, with_vector=True, fill=fill)
+        return self._reply(event, with_vector=True, fill=fill, from_center=from_center)
 
     def _sends_center(self) -> bool:
         """Whether a reply to a contribution is sent from the centre itself."""
@@ -745,20 +743,26 @@ class Server:
     def _reply_to_contribution(self, event: Received, *, from_center: bool = False) -> Send:
         if event.message.kind is Kind.PUSH:
             return self._reply(event, with_vector=False)
-        if from_center:
-            return self._answer(event, Kind.CENTER, vector=self.rule.center)
-        assert event.message.vector is not None  # refused() has seen to it
-        self.rule.reply(event.message.vector)
-        return self._reply(event, with_vector=True)
+        if not from_center:
+            assert event.message.vector is not None  # refused() has seen to it
+            self.rule.reply(event.message.vector)
+        return self._reply(event, with_vector=True, from_center=from_center)
 
     def _center_to(self, event: Received, center: Vector | None = None, *, last: bool = False) -> Send:
         event.frame.vector[: self.rule.center.size] = self.rule.center if center is None else center
         return self._reply(event, with_vector=True, mark=last)
 
     def _reply(
-        self, event: Received, *, with_vector: bool, mark: bool = False, fill: PartWork | None = None
+        self,
+        event: Received,
+        *,
+        with_vector: bool,
+        mark: bool = False,
+        fill: PartWork | None = None,
+        from_center: bool = False,
     ) -> Send:
-        vector = event.frame.vector[: self.rule.center.size] if with_vector else None
+        there = self.rule.center if from_center else event.frame.vector[: self.rule.center.size]
+        vector = there if with_vector else None
         kind = Kind.CENTER if with_vector else Kind.ACK
         return self._answer(event, kind, vector=vector, mark=mark, fill=fill)
 
