@@ -111,9 +111,9 @@ class Message(NamedTuple):
         clock: requests: the sender's steps, but `epochs` in PLACE, CALL and a JOIN that is `again`; replies:
             the centre's commits; read it as `pauses` in PAUSE and PAUSED, as `round` in ROUND.
         pulled_at: requests: the centre's commits when the sender last pulled; read it as `progress_before` in
-            replies, as `place` in PLACE and CALL.
+            replies, as `pausing` in PAUSED, as `place` in PLACE and CALL.
         scalar: read it as `share` in requests, as `rate` in replies, as `waited` in EPOCH, as `silence_s` in
-            DROPPED, as `views` in a JOIN that is `again`.
+            DROPPED, as `views` in a JOIN that is `again`, as `pausing` in PAUSE.
         shard: the shard it is about.
         stop: replies: finish training now; read it as `again` in JOIN and PAUSE, as
             `last_copy` in COPY, as `stood_by` in LEAVE, as `takes_back` in CALL.
@@ -184,6 +184,11 @@ class Message(NamedTuple):
         return self.stop and self.kind in (Kind.JOIN, Kind.PAUSE)
 
     @property
+    def trained(self) -> bool:
+        """JOIN that is `again`: the worker has had the centre after a commit, or has finished an epoch."""
+        return self.again and self.pulled_at + self.epochs > 0
+
+    @property
     def last_copy(self) -> bool:
         """COPY: no more copies come, and this is none."""
         return self.kind is Kind.COPY and self.stop
@@ -238,6 +243,11 @@ class Message(NamedTuple):
         return self.samples if self.kind is Kind.JOIN else self.clock
 
     @property
+    def pausing(self) -> int:
+        """PAUSE and PAUSED: to how many workers the first server has granted it; 0: it is not known."""
+        return int(self.scalar) if self.kind is Kind.PAUSE else self.pulled_at
+
+    @property
     def refreshes(self) -> bool:
         """VIEW: the worker continues from the centre it gets; otherwise it only looks."""
         return self.mark
@@ -280,6 +290,10 @@ class Message(NamedTuple):
     def with_vector(self, vector: Vector) -> Message:
         """Return the message with another vector."""
         return Message(*self[:10], vector, self.pause)
+
+    def of_all(self, pausing: int) -> Message:
+        """Return a PAUSED that says how many workers pause."""
+        return Message(self.kind, self.sender, self.sequence, self.clock, pausing, *self[5:])
 
     def of(self, sender: int) -> Message:
         """Return the message as if another rank had sent it."""

@@ -205,7 +205,7 @@ class Server:
         self.before_taking(message)
         peer = self.peers[message.sender]
         if message.kind is not Kind.JOIN:
-            peer.sequence = message.sequence
+            peer.sequence, peer.fresh = message.sequence, False
         if message.kind not in ONE_WAY:
             peer.unanswered += 1
         if not (message.kind is Kind.JOIN and message.again):
@@ -381,7 +381,7 @@ class Server:
                 self.peers[rank] = peer
         self.awaited = len(self.peers.awaited())
         self._attend()
-        self._warm = True  # whoever trained may go on
+        self._warm = any(peer.epochs or peer.standing is Standing.LEFT for peer in self.peers.values())
         self.story.tell("takes over at clock", self.rule.clock)
 
     def depart(self, rank: int) -> list[Action]:
@@ -459,6 +459,8 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
+        # On other servers it may queue for longer than on this one, until a worker here has trained on.
+        peer.fresh = event.message.again or self.rule.capacity() is not None
         if event.message.sender in self.places:
             self.other_servers.pop(event.message.sender, None)  # it is a spare no more
         if event.message.again:
@@ -480,6 +482,7 @@ class Server:
         self.commits_lost = max(self.commits_lost, message.pulled_at - self.rule.clock)
         if message.after_last_round:
             self._waiting.done.add(message.sender)
+        self._warm |= peer.epochs > 0
         while len(self.progress_at) <= peer.epochs:
             self.progress_at.append(self.rule.progress)
 
@@ -604,7 +607,8 @@ class Server:
         while joins:
             # By rank, not by arrival, so that all servers let the same workers in first.
             allowed = sorted(self.peers.awaited())[: None if self._warm else self.rule.capacity()]
-            event = next((event for event in joins if event.message.sender in allowed), None)
+            # Whoever has trained with a dead server goes on.
+            event = next((one for one in joins if one.message.sender in allowed or one.message.trained), None)
             if event is None:
                 break
             joins.remove(event)
@@ -651,14 +655,20 @@ class Server:
         if not self.pauses.waiting:
             return []
         over = self.pauses.over(all_numbered=self.shard > 0)
-        answers: list[Action] = [self._paused(event, cancelled=False) for event in over]
+        answers: list[Action] = self._granted(over, of=0)
         contributed = {event.message.sender for event in self._waiting.contributions}
         ahead = set() if self._at_once else self.peers.in_later_rounds()
         requests = self.pauses.cancelled(contributed | ahead) if self.shard == 0 else []
         answers += [self._paused(event, cancelled=True) for event in requests]
         if contributed or self._waiting.locks or self._holder is not None:
             return answers
-        return [*answers, *(self._paused(event, cancelled=False) for event in self.pauses.complete())]
+        done = self.pauses.complete(all_numbered=self.shard > 0)
+        return [*answers, *self._granted(done, of=len(done))]
+
+    def _granted(self, events: Iterable[Received], *, of: int) -> list[Action]:
+        """Grant the pause of so many workers; 0: a dead server has granted it."""
+        answers = [self._paused(event, cancelled=False) for event in events]
+        return [Send(one.rank, one.message.of_all(of), one.frame) for one in answers]
 
     def _commit_ready(self) -> list[Action]:
         actions: list[Action] = []

@@ -107,6 +107,7 @@ class ShardClient:
         pausing: a PAUSE is unanswered.
         paused: the last PAUSE was granted: all workers pause.
         pauses: the number of the last pause that was granted.
+        together: how many workers make that pause; 0: it is not known.
         pause_cancelled: the last PAUSE was cancelled; do not ask again before the next exchange or epoch.
         absorbing: a long reply is arriving.
         sample: coordinates of the next contribution, of all shards, to send before it; None: none are sent.
@@ -148,6 +149,7 @@ class ShardClient:
         self.lent = False
         self.stop_requested, self.rate, self.progress = False, 0.0, (0, 0)
         self.pause_requested = self.pausing = self.paused = self.pause_cancelled = False
+        self.together = self._together = 0  # in the last one, and in that which is asked for
         self.pauses = self._pause = 0  # the number of the last pause that was granted, and that was asked for
         self.keeps_parameters = self.absorbing = self._after_last_round = False
         self.sample: Vector | None = None
@@ -364,7 +366,7 @@ class ShardClient:
             self._note(message)
             self.pausing, self.paused, self.pause_cancelled = False, not message.cancelled, message.cancelled
             if self.paused:
-                self.pauses, self._newly = message.pauses, False
+                self.pauses, self.together, self._newly = message.pauses, message.pausing, False
             return [Release(self.shard.server, event.frame)]
         asked, sequence = self._asked[0] if self._asked else (None, None)
         if message.sequence != sequence:
@@ -406,15 +408,16 @@ class ShardClient:
         self._look_at = self._sequence
         return request
 
-    def pause(self, number: int | None = None) -> list[Action]:
+    def pause(self, first: ShardClient | None = None) -> list[Action]:
         """Ask for a pause of all workers, between two steps; replies under way still arrive.
 
         Args:
-            number: that of the pause, as the first server has counted; None: this is the first server.
+            first: that of the first server, which has granted the pause; None: this is it.
         """
         self._expect(Phase.TRAINING, "pause")
         self.pausing, self.paused = True, False
-        self._pause = self.pauses + 1 if number is None else number
+        self._pause = self.pauses + 1 if first is None else first.pauses
+        self._together = 0 if first is None else first.together
         return [self._request(Kind.PAUSE)]
 
     def options(self, values: Vector) -> list[Action]:
@@ -544,7 +547,8 @@ class ShardClient:
         """Take the flags and the rate of a reply."""
         self.stop_requested |= message.stop
         self.rate, self.pause_requested = message.rate, message.pause
-        self.progress = message.progress, message.progress - message.progress_before
+        if message.kind is not Kind.PAUSED:
+            self.progress = message.progress, message.progress - message.progress_before
 
     def _welcome(self, event: Received) -> list[Action]:
         self.phase = Phase.TRAINING
@@ -691,7 +695,7 @@ class ShardClient:
             0 if joining else self._sequence,
             self.epochs if rejoins else clocks.get(kind, self.rule.clock),
             self.pulled_at,
-            self._views if rejoins else self.waited if kind is Kind.EPOCH else self._share(kind),
+            self._scalar(kind, rejoins=rejoins),
             self.shard.index,
             rejoins or again,
             (joining and (self._after_last_round if rejoins else self.keeps_parameters))
@@ -705,6 +709,12 @@ class ShardClient:
         if kind in _ANSWERED:
             self._asked.append((kind, self._sequence))
         return Send(self.shard.server, message, frame, fill)
+
+    def _scalar(self, kind: Kind, *, rejoins: bool) -> float:
+        if rejoins:
+            return self._views
+        others = {Kind.EPOCH: self.waited, Kind.PAUSE: self._together}
+        return others[kind] if kind in others else self._share(kind)
 
     def _share(self, kind: Kind) -> float:
         """Return a message's weight in a mean; a contribution counts all steps since the previous one."""

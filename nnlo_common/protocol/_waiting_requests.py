@@ -22,8 +22,10 @@ class Pauses:
 
     Other workers may be blocked on a worker that asks to pause: they need its contribution to a commit, or
     the end of its epoch. Its pause is cancelled if it owes a contribution that others have made, or if it is
-    an epoch behind (also behind workers that have left, or serve by now). Workers that still queue to join
-    (warm start), and spares that will, have nothing under way, so a pause does not wait for them.
+    an epoch behind (also behind workers that have left, or serve by now), or while another one of its epoch
+    may still queue on another server. Workers that still queue to join (warm start), and spares that will,
+    have nothing under way, so a pause does not wait for them. Who queues is not the same on all servers at
+    all times: the first one tells how many pause.
 
     Attributes:
         wanted: replies ask workers to pause.
@@ -58,16 +60,18 @@ class Pauses:
             rank = event.message.sender
             epoch = self._peers[rank].epochs  # workers of an earlier epoch do not wait for this one
             waited_for = any(self._peers[other].epochs == epoch for other in contributed)
-            if epoch < latest or (waited_for and rank not in contributed):
+            queues = any(peer.may_queue and peer.epochs == epoch for peer in self._peers.values())
+            if epoch < latest or queues or (waited_for and rank not in contributed):
                 cancelled.append(event)
         self.waiting = [event for event in self.waiting if event not in cancelled]
         return cancelled
 
-    def ready(self) -> bool:
-        """Whether all workers wait and may pause."""
+    def ready(self, *, all_numbered: bool = False) -> bool:
+        """Whether all workers wait and may pause; see `over`."""
         ranks = {event.message.sender for event in self.waiting}
         others = [rank for rank in self._peers.awaited() if rank not in ranks]
-        waits = all(self._may_miss(self._peers[rank]) for rank in others)
+        granted = max((event.message.pausing for event in self.waiting if all_numbered), default=0)
+        waits = 0 < granted <= len(ranks) or all(self._may_miss(self._peers[rank]) for rank in others)
         return waits and any(self._peers[rank].epochs < self.before_epoch for rank in ranks)
 
     def _may_miss(self, peer: Peer) -> bool:
@@ -75,9 +79,9 @@ class Pauses:
         number = max((event.message.pauses for event in self.waiting), default=0)
         return peer.standing in (Standing.CALLED, Standing.QUEUING) or number <= peer.pauses
 
-    def complete(self) -> list[Received]:
-        """Remove and return all requests once all workers wait and may pause."""
-        if not self.ready():
+    def complete(self, *, all_numbered: bool = False) -> list[Received]:
+        """Remove and return all requests once all workers wait and may pause; see `over`."""
+        if not self.ready(all_numbered=all_numbered):
             return []
         done, self.waiting, self.wanted = self.waiting, [], False
         self.made = max(self.made + 1, *(event.message.pauses for event in done))

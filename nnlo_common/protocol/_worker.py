@@ -334,7 +334,7 @@ class Worker:
         yield from self._ask_to_pause([first])
         if first.paused:
             granted()
-            yield from self._ask_to_pause(others, first.pauses)
+            yield from self._ask_to_pause(others, first)
 
     def leave(self) -> Activity:
         """Absorb all open replies and leave all servers."""
@@ -421,9 +421,11 @@ class Worker:
         for shard_client in self.shard_clients:
             shard_client.sample = sample
 
-    def _ask_to_pause(self, shard_clients: Sequence[ShardClient], number: int | None = None) -> Activity:
+    def _ask_to_pause(
+        self, shard_clients: Sequence[ShardClient], first: ShardClient | None = None
+    ) -> Activity:
         for shard_client in shard_clients:
-            yield from shard_client.pause(number)
+            yield from shard_client.pause(first)
         while any(shard_client.pausing for shard_client in shard_clients):
             yield Wait()
 

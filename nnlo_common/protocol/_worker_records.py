@@ -50,6 +50,7 @@ class Peer:
     waited: float = 0.0  # the share of its last epoch that it has spent in exchanges
     views: int = 0  # of the centre, at the ends of epochs
     pauses: int = -1  # the number of the last pause that it is no part of, as a spare; -1: there is none
+    fresh: bool = False  # it has been let in while others queue, or anew, and has said nothing since
     staleness: Counter[int] = field(default_factory=Counter)  # of its contributions, since this start
     # Its contributions of this epoch, if it has told them here after another server's death.
     round: int | None = None
@@ -60,6 +61,11 @@ class Peer:
     def gone(self) -> bool:
         """Whether it has left or is lost."""
         return self.standing not in AWAITED
+
+    @property
+    def may_queue(self) -> bool:
+        """Whether it is let in here, and perhaps not yet by other servers."""
+        return self.fresh and self.standing is Standing.TRAINING
 
     def count_round(self) -> None:
         """Note that a contribution of it has been handled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nnlo_common import FlatVector, PeerLostError
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.protocol import Action, Compute, Server, Shard, Standing, Worker
-from nnlo_common.testing import Interleaved, PendingRequest, RoundRobin, VirtualCluster
+from nnlo_common.testing import Interleaved, PendingRequest, RoundRobin, ServerDeath, VirtualCluster
 from nnlo_common.training.checkpoint import Store, packed_tree, unpacked_tree
 from tests.facts.test_f15_resume import CASES, CURVATURE, SHAPES, SIZE, Case, plain
 
@@ -31,6 +31,7 @@ class Course:
     lag: int
     servers: int
     steps: list[list[int]]
+    spares: bool = False  # a rank after the workers for each server
 
     def __post_init__(self) -> None:
         self.workers = len(self.steps)
@@ -40,20 +41,20 @@ class Course:
         self.begun: dict[int, Any] = {}  # with which parameters
         start = [np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape) for shape in SHAPES]
         places = FlatVector.of(start).layout.cut(self.servers)
-        shards = [Shard(index, index, place) for index, place in enumerate(places)]
-        algorithm, makes, moves = self.algorithm, self.case.optimizer, self.case.local
-        self.machines = [
-            Server(
-                algorithm.center(
-                    FlatVector.of(start).vector[shard.place].copy(), self.workers, makes and makes()
-                ),
-                self.ranks,
-                rank=shard.server,
-                shard=shard.index,
-                depth=self.lag + 1,
-            )
-            for shard in shards
+        behind = self.servers + self.workers
+        shards = [
+            Shard(index, index, place, (behind + index,) if self.spares else ())
+            for index, place in enumerate(places)
         ]
+        algorithm, makes, moves = self.algorithm, self.case.optimizer, self.case.local
+
+        def server(rank: int, shard: Shard) -> Server:
+            center = FlatVector.of(start).vector[shard.place].copy()
+            rule = algorithm.center(center, self.workers, makes and makes())
+            return Server(rule, self.ranks, rank=rank, shard=shard.index, depth=self.lag + 1)
+
+        self.machines = [server(shard.server, shard) for shard in shards]
+        self.heirs = [server(rank, shard) for shard in shards for rank in shard.spares]
         self.members = {
             rank: Worker(
                 rank,
@@ -102,11 +103,21 @@ class Course:
         yield from worker.pause()
         return worker.paused
 
-    def run(self, schedule: Any, losses: dict[int, int] | None = None) -> Course:
+    def run(
+        self, schedule: Any, losses: dict[int, int] | None = None, deaths: Sequence[ServerDeath] = ()
+    ) -> Course:
         programs = {rank: self.program(rank) for rank in self.ranks}
         cluster = VirtualCluster(
-            self.machines, self.members, programs, schedule=schedule, losses=losses, check=True
+            self.machines,
+            self.members,
+            programs,
+            schedule=schedule,
+            losses=losses,
+            deaths=deaths,
+            spares=self.heirs,
+            check=True,
         )
+        self.machines = cluster.servers
         try:
             cluster.run()
         except PeerLostError as error:  # who has not been let in waits in vain
@@ -116,7 +127,7 @@ class Course:
 
     @property
     def paused(self) -> bool:
-        return bool(self.machines[0].pauses.made)
+        return any(server.pauses.made for server in self.machines)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds; who has not been let in has nothing to save."""
@@ -150,18 +161,24 @@ class Course:
 class Asking:
     """A schedule that has the first server ask for a pause after so many requests."""
 
-    def __init__(self, server: Server, after: int, schedule: Any) -> None:
-        self.server, self.left, self.schedule = server, after, schedule
+    def __init__(self, course: Course, after: int, schedule: Any) -> None:
+        self.course, self.left, self.schedule = course, after, schedule
 
     def choose(self, waiting: list[PendingRequest]) -> PendingRequest | None:
         if self.left == 0:
-            self.server.pauses.wanted = True
+            self.course.machines[0].pauses.wanted = True
         self.left -= 1
         return self.schedule.choose(waiting)
 
 
-def asked(course: Course, after: int, schedule: Any, losses: dict[int, int] | None = None) -> Course:
-    return course.run(Asking(course.machines[0], after, schedule), losses)
+def asked(
+    course: Course,
+    after: int,
+    schedule: Any,
+    losses: dict[int, int] | None = None,
+    deaths: Sequence[ServerDeath] = (),
+) -> Course:
+    return course.run(Asking(course, after, schedule), losses, deaths)
 
 
 def through_a_store(state: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -236,6 +253,25 @@ def test_whoever_dies_amid_a_pause_of_two_servers_nobody_waits_for_ever(name: st
         asked(course, int(after), Interleaved(seed), {int(dead): int(handled)})
         assert len({server.pauses.made for server in course.machines}) == 1, seed
     asked(Course(CASES[name], 0, 2, EPOCHS), 22, Interleaved(22), {3: 14})
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("dies", ["server", "worker"])
+def test_whoever_dies_amid_a_warm_start_with_two_servers_no_pause_waits_for_ever(dies: str, lag: int) -> None:
+    """The two servers need not let the same workers in at the same time."""
+    case = CASES["downpour, warm start"]
+    case = replace(case, algorithm=replace(case.algorithm, warm_start=4))
+    for seed in [*range(30), 34, 65, 116]:
+        draw = np.random.default_rng(seed)
+        course = Course(case, lag, 2, EPOCHS, spares=dies == "server")
+        after, deaths, losses = int(draw.integers(30)), list[ServerDeath](), dict[int, int]()
+        if dies == "server":
+            died = int(draw.integers(2, 26))
+            deaths = [ServerDeath(int(draw.integers(died)), died, int(draw.integers(2)))]
+        else:
+            losses = {int(draw.choice(course.ranks)): int(draw.integers(1, 14))}
+        asked(course, after, Interleaved(seed), losses, deaths)
+        assert course.paused or all(server.finished for server in course.machines), seed
 
 
 @pytest.mark.sampled(4)

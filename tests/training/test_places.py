@@ -428,8 +428,8 @@ def test_another_server_waits_for_a_spare_only_in_pauses_that_the_first_grants_a
     (answer,) = handle(Kind.PAUSE, 1, 0, clock=3)
     assert (answer.rank, answer.message.kind, answer.message.pauses) == (1, Kind.PAUSED, 3)
     assert server.saved_as == {1: 1, 2: 2}  # it is not part of what is saved in that pause
-    assert handle(Kind.PAUSE, 1, 0, clock=4) == []
-    answers = handle(Kind.PAUSE, 4, 0, clock=4)
+    assert handle(Kind.PAUSE, 1, 0, clock=4, scalar=2.0) == []  # granted to two
+    answers = handle(Kind.PAUSE, 4, 0, clock=4, scalar=2.0)
     assert sorted(one.rank for one in answers) == [1, 4]
     assert server.saved_as == {1: 1, 4: 2}
     server.validate()
