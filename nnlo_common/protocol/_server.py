@@ -28,7 +28,7 @@ from nnlo_common.protocol._events import (
 )
 from nnlo_common.protocol._messages import ONE_WAY, Kind, Message
 from nnlo_common.protocol._waiting_requests import WaitingRequests, contributions, count_commit, refusal
-from nnlo_common.protocol._wire import PLAIN, Wire, WireEnd
+from nnlo_common.protocol._wire import PLAIN, Wire, WireEnds
 from nnlo_common.protocol._worker_records import AWAITED, Peer, Peers, Standing, refused, violated
 
 __all__ = ["Server"]
@@ -148,7 +148,7 @@ class Server:
         self.story = Story(f"server rank {self.rank}, shard {shard}")
         self.of_any_size = {Kind.OPTIONS, *(_PACKED if wire.packs else ())}
         self._wire = wire
-        self._wires: dict[int, WireEnd] = {}  # to each worker that has joined
+        self._wires = WireEnds(wire)  # to each worker that has joined
         self._at_once = rule.max_staleness is None and rule.quorum(len(self.peers) + 1) <= 1
 
     @property
@@ -200,7 +200,7 @@ class Server:
         if problem is not None:
             raise self.story.error(problem)
         if self._wire.packs and message.kind in _PACKED:
-            event = self._unpacked(event)
+            event = self._wires.unpacked(event, self.story)
             message = event.message
         self.before_taking(message)
         peer = self.peers[message.sender]
@@ -280,9 +280,8 @@ class Server:
         names = self.saved_as
         waiting = [event.message for event in self._waiting.contributions]
         pending = [kept(message.of(names[message.sender])) for message in waiting]
-        wires = {str(names[rank]): end.state() for rank, end in self._wires.items() if rank in names}
         peers = {names[rank]: peer for rank, peer in self.peers.states().items() if rank in names}
-        return {**self._records(peers, pending), **({"wires": wires} if self._wire.packs else {})}
+        return {**self._records(peers, pending), **self._wires.states(names)}
 
     @property
     def saved_as(self) -> dict[int, int]:
@@ -323,17 +322,9 @@ class Server:
                 f"{sorted(self.peers)}; resume with the same ranks"
             )
         pending = [restored(owner, item, self.rule.center.size) for item in state["pending"]]
-        if self._wire.packs != ("wires" in state):
-            raise ConfigurationError(
-                f"{owner}: the state was saved with another wire than {self._wire.name!r}; resume with it"
-            )
-        wires = {
-            int(rank): (self._wire.end(serves=True), one) for rank, one in state.get("wires", {}).items()
-        }
-        for end, one in wires.values():
-            end.load(one)
+        wires = self._wires.loaded(owner, state)
         self._load_center(state)
-        self._wires = {rank: end for rank, (end, _) in wires.items()}
+        self._wires = wires
         self.progress_at = list(state["progress_at"])
         self.peers.update(peers)
         self._warm = any(peer.epochs for peer in peers.values())
@@ -694,18 +685,6 @@ class Server:
         pushed = event.message.kind is Kind.PUSH
         return self._reply(event, with_vector=False) if pushed else self._center_to(event)
 
-    def _unpacked(self, event: Received) -> Received:
-        """Return a contribution with its vector as the worker has made it."""
-        message = event.message
-        assert message.vector is not None  # a contribution
-        try:
-            vector = self._wires[message.sender].unpack_in_place(message.vector, event.frame)
-        except (KeyError, ValueError) as error:  # of a resumed worker that this state does not know
-            raise self.story.error(
-                f"rank {message.sender} sent a vector that cannot be read ({error}); have all ranks one wire?"
-            ) from None
-        return Received(message.with_vector(vector), event.frame)
-
     def _packed(
         self, event: Received, center: Vector, fill: PartWork | None
     ) -> tuple[Vector, PartWork | None]:
@@ -714,8 +693,7 @@ class Server:
         if not self._is_of_worker(request):
             return center, fill  # another server's
         if request.kind is Kind.JOIN:
-            end = self._wires[request.sender] = self._wire.end(serves=True)
-            end.begin(center)
+            self._wires.begin(request.sender, center)
         elif request.kind is Kind.EXCHANGE or (request.kind is Kind.PULL and not request.looks):
             return self._wires[request.sender].packing_in_place(event.frame, fill)
         return center, fill

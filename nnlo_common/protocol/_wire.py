@@ -41,11 +41,12 @@ import numpy.typing as npt
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.base._block_threads import InOrder, Scratch, on_threads, work_through
+from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import PRESENT, Frame, Layout, PartWork, Vector, blocks, without_absent
 from nnlo_common.base._state_tree import State, Stateful, require
-from nnlo_common.protocol._events import Part
+from nnlo_common.protocol._events import Part, Received, Story
 
-__all__ = ["PLAIN", "Wire", "WireEnd", "from_bfloat16", "to_bfloat16"]
+__all__ = ["PLAIN", "Wire", "WireEnd", "WireEnds", "from_bfloat16", "to_bfloat16"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -735,3 +736,53 @@ class Wire:
 
 #: All vectors travel unchanged.
 PLAIN = Wire()
+
+
+class WireEnds(dict[int, WireEnd]):
+    """A server's sides of the conversations with its workers, by rank.
+
+    Args:
+        wire: how their vectors travel.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__()
+        self.wire = wire
+
+    def begin(self, rank: int, center: Vector) -> None:
+        """Start anew with a worker that gets the centre."""
+        self[rank] = self.wire.end(serves=True)
+        self[rank].begin(center)
+
+    def unpacked(self, event: Received, story: Story) -> Received:
+        """Return a contribution with its vector as the worker has made it."""
+        message = event.message
+        assert message.vector is not None  # a contribution
+        try:
+            vector = self[message.sender].unpack_in_place(message.vector, event.frame)
+        except (KeyError, ValueError) as error:  # of a resumed worker that this state does not know
+            raise story.error(
+                f"rank {message.sender} sent a vector that cannot be read ({error}); have all ranks one wire?"
+            ) from None
+        return Received(message.with_vector(vector), event.frame)
+
+    def states(self, names: Mapping[int, int]) -> State:
+        """Return what is saved of them, by these names of workers; nothing with float32."""
+        saved = {str(names[rank]): end.state() for rank, end in self.items() if rank in names}
+        return {"wires": saved} if self.wire.packs else {}
+
+    def loaded(self, owner: str, state: Mapping[str, Any]) -> WireEnds:
+        """Return the sides that were saved in a server's state.
+
+        Raises:
+            ConfigurationError: it was saved with another wire.
+        """
+        if self.wire.packs != ("wires" in state):
+            raise ConfigurationError(
+                f"{owner}: the state was saved with another wire than {self.wire.name!r}; resume with it"
+            )
+        ends = WireEnds(self.wire)
+        for rank, one in state.get("wires", {}).items():
+            ends[int(rank)] = self.wire.end(serves=True)
+            ends[int(rank)].load(one)
+        return ends
