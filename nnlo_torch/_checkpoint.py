@@ -450,7 +450,7 @@ class Checkpoint:
         return {
             "optimizer": None if with_center else one.optimizer.state_dict(),
             "local": None if one.local is None else one.local.state_dict(),
-            "counts": [one._steps, one._samples, one._epochs_begun],
+            "counts": [one._steps, one._step_weights.received, one._epochs_begun],
         }
 
     def _modules(self) -> list[torch.nn.Module]:
@@ -548,7 +548,8 @@ class Checkpoint:
             load_random(tree["random"])
         self._manager.count_batches_from(self._batch)
         for one, state in zip(self._wrappers, saved, strict=True):
-            one._steps, one._samples, one._epochs_begun = state["counts"]
+            one._steps, received, one._epochs_begun = state["counts"]
+            one._step_weights.go_on_from(received)
         self._saved = tree
 
     def _check(self, tree: Mapping[str, Any], facts: Mapping[str, Any], *, anew: bool) -> None:

@@ -260,13 +260,12 @@ class Participation:
 
     def taking(self, draws: Draws) -> Callable[[int], object]:
         """Return `take` for the run of a sampler that takes sample by sample."""
-        joint, team = self._joint, self._joint.team
-        if self._looping or team is None:
+        joint = self._joint
+        if self._looping or joint.team is None:
             return lambda samples: self.take(samples, draws)
 
         def take(samples: int) -> None:
             joint.samples += samples
-            team.take(samples)
             draws.add(samples)
 
         return take
@@ -275,12 +274,10 @@ class Participation:
         if self._joint.skips:
             return
         self._samples += samples
-        if self._team is not None:
-            self._team.take(samples)
-            if draws is None and not samples:
-                self._step_weights.add_empty()
-            else:
-                (self._step_weights if draws is None else draws).add(samples)
+        if draws is None and not samples:
+            self._step_weights.add_empty()
+        else:
+            (self._step_weights if draws is None else draws).add(samples)
 
     @contextmanager
     def center_weights(self) -> Iterator[None]:
@@ -476,7 +473,7 @@ class Participation:
     def report(self) -> TrainingReport:
         """Return this rank's counts so far."""
         if self._team is None:
-            return TrainingReport(steps=self._steps, samples=self._samples)
+            return TrainingReport(steps=self._steps, samples=self._step_weights.received)
         return self._team.report()
 
     @property

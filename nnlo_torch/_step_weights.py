@@ -81,6 +81,7 @@ class StepWeights:
 
     def __init__(self) -> None:
         self._samples = self._in_gradients = 0  # since the last step; those of them with a gradient
+        self._received = self._told = 0  # in all; as `fresh` has told
         self._last = self._last_gradient = 1.0
         self._empty = self._empty_gradient = False  # whether a batch without a sample that counts has arrived
         self._runs: list[Draws] = []
@@ -95,6 +96,23 @@ class StepWeights:
     def add(self, samples: int) -> None:
         """Count samples that the loop has received."""
         self._samples += samples
+        self._received += samples
+
+    @property
+    def received(self) -> int:
+        """The number of samples that loops have received; a loader may have drawn more."""
+        self._settle()
+        return self._received
+
+    def go_on_from(self, received: int) -> None:
+        """Go on from an earlier number of received samples."""
+        self._received = self._told = received
+
+    def fresh(self) -> int:
+        """Return the number of samples that loops have received since the last call."""
+        fresh = self.received - self._told
+        self._told += fresh
+        return fresh
 
     def add_empty(self) -> None:
         """Note a batch without a sample that counts."""
@@ -134,7 +152,7 @@ class StepWeights:
     def _settle(self) -> None:
         for run in self._runs:
             sizes = run.settle()
-            self._samples += sum(sizes)
+            self.add(sum(sizes))
             if 0 in sizes:
                 self.add_empty()
         self._runs = [run for run in self._runs if not run.over]

@@ -249,6 +249,7 @@ def join_team(
 
     sum_here()
     team.when_taking_over(sum_here)
+    team.uncounted = joint.step_weights.fresh
     if team.member.group is not None:
         joint.group_gradients = _group_gradients(joint, team.member.group, flat_model)
     if team.member.threads is not None:
@@ -268,6 +269,6 @@ def _group_gradients(joint: JointTraining, group: GroupRank, flat_model: FlatMod
 
     def samples() -> int:
         training = held()
-        return 0 if training is None else training.samples
+        return 0 if training is None else training.step_weights.received
 
     return GroupGradients(group, flat_model, weight, samples)

@@ -440,6 +440,7 @@ class Wrapper(WrapperBase, Participation, torch.optim.Optimizer):
         team = joint.team
         if team is None:
             joint.steps += 1
+            joint.step_weights.step()
             for one in joint.watches:
                 one.look()
             result = self.optimizer.step() if closure is None else self.optimizer.step(closure)

@@ -118,6 +118,7 @@ class Session:
         broken: a step has failed half-way, so the training cannot be left normally.
         over: the training is over.
         has_turned: this rank has begun to serve in an epoch that its script is still in: no step counts.
+        uncounted: returns the samples taken by this rank since its last call, if `take` does not count them.
         before_epoch_ends: called when this worker ends its epoch.
         before_close: called before this rank leaves, while it may still ask.
         sends_gradients: workers send gradients; otherwise their optimizers run there.
@@ -169,6 +170,7 @@ class Session:
         self._collectives = Collectives(self._part, model, buffers, speaks=lambda: speaks(self.role))
         self.broken = self.over = self.has_turned = self._leaving = False
         self.before_epoch_ends: Callable[[], object] | None = None
+        self.uncounted: Callable[[], int] = lambda: 0
         self.before_close: Callable[[], object] | None = None
         self.sends_gradients = self._runs != "worker"
         self.gradient_made: Callable[[FlatVector], object] | None = None
@@ -419,6 +421,7 @@ class Session:
         self.broken = True  # until the step is done: after a step that fails half-way, do not leave normally
         if self._runs == "center":
             self._send_options()
+        self.take(self.uncounted())
         worker.count_samples(self._samples)
         if local_step is None and self._move is not None:
             local_step = self._local_step
@@ -500,6 +503,7 @@ class Session:
         if self.before_epoch_ends is not None:
             self.before_epoch_ends()
         if not self.serves:
+            self.take(self.uncounted())
             self.worker.count_samples(self._samples)
             self._bring_buffers()
         if self.serves:  # since the epoch was begun

@@ -14,6 +14,8 @@ from tests.helpers.paths import PROGRAMS
 from tests.helpers.threads import on_ranks
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
+from torch.utils.data import DataLoader  # noqa: E402
+
 import nnlo_torch as nt  # noqa: E402
 from tests.programs import torch_weights as cases  # noqa: E402
 
@@ -50,6 +52,32 @@ def test_a_step_weighs_the_samples_that_the_loop_has_got(name, loop, assignment)
     _, (weights, expected) = on_ranks(2, program)
     assert weights == expected
     assert len(weights) >= 3
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_report_counts_the_samples_that_the_loop_has_got(size, leaves):
+    def program(world):
+        optimizer = trainee(world)
+        sampler = nt.ShardSampler(range(10), optimizer=optimizer)
+        for _ in DataLoader(range(10), 4, sampler=sampler, drop_last=True):
+            step(optimizer)
+            if leaves:
+                break
+        optimizer.close()
+        return optimizer.report().samples
+
+    expected = 4 if leaves else 8
+    assert (on_ranks(2, program) if size > 1 else [program(None)]) == [expected] * size
+
+
+@pytest.mark.slow
+def test_what_processes_have_fetched_ahead_of_a_loop_that_is_left_does_not_count():
+    optimizer = trainee()
+    sampler = nt.ShardSampler(range(40), optimizer=optimizer)
+    for _ in DataLoader(range(40), 4, sampler=sampler, num_workers=1):
+        break
+    assert optimizer.report().samples == 4
 
 
 @pytest.mark.extended
