@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from nnlo_common import ConfigurationError
 
-__all__ = ["Sums", "counted", "evaluating", "numbers_of", "samples_in"]
+__all__ = ["Sums", "counted", "evaluating", "numbers_of", "samples_in", "weight_of"]
 
 
 def numbers_of(values: object) -> dict[str, float]:
@@ -26,6 +27,11 @@ def numbers_of(values: object) -> dict[str, float]:
         )
     numbers = {}
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(
+                f"the score {value!r:.100} has the name {name!r}, which is an {type(name).__name__}; name it "
+                f"by a text, e.g. {str(name)!r}"
+            )
         try:
             numbers[name] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:  # torch raises either for several numbers
@@ -33,6 +39,20 @@ def numbers_of(values: object) -> dict[str, float]:
                 f"the score {name!r} is {value!r:.100}, which is not one number; give e.g. its mean()"
             ) from error
     return numbers
+
+
+def weight_of(weight: Any) -> float:
+    """Return the weight of a mean as a float; refuse everything else."""
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigurationError(
+            f"weight = {weight!r:.100} of a mean is not possible: it must be a finite number of at least 0, "
+            "such as the number of samples behind the values"
+        )
+    return number
 
 
 class Sums:

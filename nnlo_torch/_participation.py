@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from nnlo_common.plugin import (
     whole_file,
 )
 from nnlo_torch._background import start
-from nnlo_torch._evaluation import Sums, counted, evaluating, numbers_of
+from nnlo_torch._evaluation import Sums, counted, evaluating, numbers_of, weight_of
 from nnlo_torch._flat_model import FlatModel, modules_of
 from nnlo_torch._given_data import read, warn_of_same_data
 from nnlo_torch._joint import AveragedWeights, JointTraining, collective
@@ -356,14 +357,15 @@ class Participation:
 
         Args:
             values: this rank's numbers, by name; the same names on all ranks.
-            weight: this rank's weight, e.g. the number of samples behind its numbers.
+            weight: this rank's weight, e.g. the number of samples behind its numbers. Where no rank has any,
+                the means are NaN.
         """
-        numbers = numbers_of(values)
+        numbers, share = numbers_of(values), weight_of(weight)
         self._agreed = True
         if self._team is None:
-            return self._joint.told(numbers)
+            return self._joint.told(numbers if share else dict.fromkeys(numbers, math.nan))
         self._joint.trained = True
-        means = self._team.mean(numbers, float(weight))
+        means = self._team.mean(numbers, share)
         return self._joint.told({name: means[name] for name in dict.fromkeys([*numbers, *means])})
 
     def aside(

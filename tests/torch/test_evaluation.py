@@ -211,6 +211,7 @@ def test_alone_an_evaluation_is_of_the_model_itself():
         (0.5, r"numbers by name, .*but .* of type float"),
         ({"loss": torch.ones(2)}, r"'loss' is tensor\(\[1., 1.\]\), which is not one number"),
         ({"loss": None}, r"'loss' is None, which is not one number"),
+        ({1: 2.0}, r"the score 2.0 has the name 1, which is an int; name it by a text, e.g. '1'"),
     ],
 )
 def test_what_is_no_number_by_name_is_refused(values, problem, tmp_path):
@@ -250,6 +251,27 @@ def test_a_mean_is_weighted_and_ends_the_epoch(size):
     results = [program(None)] if size == 1 else on_ranks(1 + size - 1, program)
     want = {"x": pytest.approx(float(X.sum()) / 60, rel=1e-5)}
     assert all(means == [want, want] for means in results)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_mean_of_what_has_no_weight_is_nan_on_all_ranks(size):
+    def program(world):
+        optimizer = wrapped(world, cases.model_of())
+        mean = optimizer.mean({"x": 2.0}, weight=0)
+        optimizer.close()
+        return mean
+
+    results = [program(None)] if size == 1 else on_ranks(size, program)
+    assert [mean.keys() for mean in results] == [{"x"}] * size
+    assert all(math.isnan(mean["x"]) for mean in results)
+
+
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "x", None, torch.ones(2)], ids=repr)
+def test_a_weight_of_a_mean_that_is_no_number_of_samples_is_refused(weight):
+    optimizer = wrapped(None, Mixed())
+    with pytest.raises(ConfigurationError, match=r"weight = .* must be a finite number of at least 0"):
+        optimizer.mean({"x": 2.0}, weight=weight)
+    assert optimizer.mean({"x": 2.0}, weight=torch.tensor(3)) == {"x": 2.0}
 
 
 def test_different_names_are_refused():
