@@ -118,6 +118,52 @@ def named_parameters(
     return named
 
 
+# -- parameters that share memory ----------------------------------------------------------------------
+# The vector would part them: each would get memory of its own in it, and a step of one would not move the
+# other any more. One `Parameter` in two places of a model is one parameter, and stays so.
+
+
+def _refuse_shared_memory(
+    named: Sequence[tuple[str, torch.Tensor]], others: Sequence[tuple[str, torch.Tensor]]
+) -> None:
+    trained = {id(tensor) for _, tensor in named}
+    memories: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, one in [*named, *((name, other) for name, other in others if id(other) not in trained)]:
+        there = not torch.nn.parameter.is_lazy(one) and one.layout is torch.strided and not one.is_meta
+        if there and one.numel():
+            memories.setdefault(one.untyped_storage().data_ptr(), []).append((name, one))
+    for sharing in memories.values():
+        reaching: list[tuple[str, torch.Tensor]] = []  # to where the next one begins, or beyond
+        for name, one in sorted(sharing, key=lambda item: _bytes_of(item[1]).start):
+            begin = _bytes_of(one).start
+            reaching = [item for item in reaching if _bytes_of(item[1]).stop > begin]
+            for other_name, other in reaching:
+                if {id(one), id(other)} & trained and _overlap(one, other):
+                    raise ConfigurationError(
+                        f"the parameters {other_name!r} and {name!r} share memory, as views of one tensor "
+                        "do, and would be trained apart; use one Parameter in both places, or give each its "
+                        "own memory: Parameter(values.clone())"
+                    )
+            reaching.append((name, one))
+
+
+def _bytes_of(tensor: torch.Tensor) -> range:
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.storage_offset() * tensor.element_size()
+    return range(start, start + (last + 1) * tensor.element_size())
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors in one memory, where their first and last bytes are, have a number in common."""
+    if one is other or one.element_size() != other.element_size():
+        return one is not other
+    start = min(one.storage_offset(), other.storage_offset())
+    size = max(_bytes_of(one).stop, _bytes_of(other).stop) // one.element_size() - start
+    taken = torch.zeros(size, dtype=torch.bool)
+    taken.as_strided(one.shape, one.stride(), one.storage_offset() - start).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset() - start).any())
+
+
 class FlatModel:
     """Ties the parameters of a model to a flat vector, and their gradients to another.
 
@@ -139,6 +185,7 @@ class FlatModel:
         lag: how many earlier gradients may still be in flight when the next one is made.
         catches: whether large gradients are moved at once; not if several optimizers take turns: one's step
             must leave the gradients of the others as they are. Nor if they leave while they are made.
+        others: names and parameters of the same modules; for those that are not trained.
     """
 
     def __init__(
@@ -148,12 +195,14 @@ class FlatModel:
         gradients: bool = True,
         lag: int = 0,
         catches: bool = True,
+        others: Sequence[tuple[str, torch.Tensor]] = (),
     ) -> None:
         for name, tensor in named:
             if torch.nn.parameter.is_lazy(tensor):
                 raise ConfigurationError(
                     f"{name} has no shape yet: run the model on a batch before you wrap its optimizer"
                 )
+        _refuse_shared_memory(named, others)
         self.names = [name for name, _ in named]
         self.tensors = [tensor for _, tensor in named]
         self.storages = [_storage(tensor) for tensor in self.tensors]

@@ -211,6 +211,7 @@ def join_team(
         gradients=joint.ranks.grouped or runs != "worker",
         lag=0 if runs == "worker" else algorithm.lag,
         catches=len(members) == 1 and not joint.ranks.overlap,
+        others=[pair for module in modules for pair in module.named_parameters()],
     )
     if joint.ranks.overlap:
         check_for_overlap(flat_model)

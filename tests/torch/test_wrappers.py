@@ -183,6 +183,52 @@ def test_frozen_unused_and_tied_parameters_are_left_alone():
         assert np.array_equal(center, want)
 
 
+class Views(torch.nn.Module):
+    """Parameters that are parts of one tensor."""
+
+    def __init__(self, *places, trained=True):
+        super().__init__()
+        base = torch.zeros(4, 6)
+        for name, place in zip("ab", places, strict=True):
+            one = torch.nn.Parameter(base[place], requires_grad=trained or name == "a")
+            self.register_parameter(name, one)
+
+
+@pytest.mark.parametrize(
+    "places", [(np.s_[:3], np.s_[2:]), (np.s_[:, ::2], np.s_[:, 4:]), (np.s_[:], np.s_[3])], ids=str
+)
+@pytest.mark.parametrize("trained", [True, False])
+def test_parameters_that_share_memory_are_refused(places, trained):
+    def program(world):
+        model = Views(*places, trained=trained)
+        trains = [one for one in model.parameters() if one.requires_grad]
+        nt.Downpour(torch.optim.SGD(trains, lr=0.1), model=model, world=world)
+
+    with (
+        MemoryCluster(2) as cluster,
+        pytest.raises(ConfigurationError, match=r"'[ab]' and '[ab]' share memory.*one Parameter.*clone\(\)"),
+    ):
+        cluster.run(program, timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    "places", [(np.s_[:2], np.s_[2:]), (np.s_[:, ::2], np.s_[:, 1::2]), (np.s_[:, :3], np.s_[:, 3:])], ids=str
+)
+def test_parts_of_one_tensor_without_a_number_in_common_are_trained(places):
+    def program(world):
+        model = Views(*places)
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.5), world=world)
+        for _ in optimizer.epoch(range(2)):
+            (model.a.sum() - model.b.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return model.a.max().item(), model.b.min().item()
+
+    with MemoryCluster(2) as cluster:
+        assert cluster.run(program, timeout_s=30) == [(-1.0, 1.0)] * 2
+
+
 def test_frozen_parameters_do_not_decay_at_the_centre():
     def frozen():
         model = cases.model_of()
