@@ -14,7 +14,7 @@ from nnlo_common.algorithms._found import ALGORITHMS
 from nnlo_common.algorithms._rule import GradientSum
 from nnlo_common.algorithms._vector_optimizer import Stretch
 from nnlo_common.base import _state_tree as random_numbers
-from nnlo_common.base._arguments import is_number, whole_number
+from nnlo_common.base._arguments import function_given, is_number, whole_number
 from nnlo_common.base._block_threads import InOrder
 from nnlo_common.base._errors import ConfigurationError, is_out_of_memory, warn
 from nnlo_common.base._file_access import (
@@ -219,6 +219,7 @@ __all__ = [
     "epoch_order",
     "epochs_per_rank",
     "explain",
+    "function_given",
     "has_center",
     "hold",
     "infer_over_tiles",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import Advice, ProcessMemory, StepParts, Vector, advise_with
+from nnlo_common.plugin import Advice, ProcessMemory, StepParts, Vector, advise_with, function_given
 from nnlo_torch._compat import copy_all
 from nnlo_torch._wrapper import Wrapper
 
@@ -108,6 +108,7 @@ class TorchProbed:
         validated: bool = True,
         samples: int | None = None,
     ) -> None:
+        function_given("advise(): loss", loss)
         self._model, self._loss, self._loader, self.optimizer = model, loss, loader, optimizer
         named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
         if not named:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import is_number
+from nnlo_common.plugin import function_given, is_number
 from nnlo_torch._compat import stepped
 from nnlo_torch._stretches import decouples
 from nnlo_torch._wrapper import refuse
@@ -73,6 +73,7 @@ class LARS(torch.optim.Optimizer):
     ) -> None:
         name = type(self).__name__
         refuse(optimizer, name)
+        function_given(f"{name}(): adapts", adapts, may_miss=True)
         for option, value, least in (("trust", trust, 0.0), ("epsilon", epsilon, -1.0)):
             if not (is_number(value) and least < value < math.inf and value >= 0):
                 above = "above 0" if least == 0 else "of at least 0"

@@ -19,6 +19,7 @@ from nnlo_common.plugin import (
     Periodic,
     Query,
     Session,
+    function_given,
     has_center,
     say,
     span,
@@ -175,6 +176,7 @@ class Participation:
             batches: this worker's batches; see `ShardIterable`.
             samples: returns the number of samples in a batch; None: see `evaluate`.
         """
+        function_given("epoch(): samples", samples, may_miss=True)
         return self._epoch(batches, samples)
 
     def _epoch(
@@ -345,6 +347,8 @@ class Participation:
             >>> optimizer.evaluate(lambda x: {"x": x.mean()}, batches)
             {'x': 3.0}
         """
+        function_given("evaluate(): measure", measure)
+        function_given("evaluate(): samples", samples, may_miss=True)
         sums = Sums()
         with self.evaluation():
             for batch in batches:
@@ -388,6 +392,8 @@ class Participation:
         Returns:
             The future result; None on ranks that do nothing.
         """
+        function_given("aside(): validate", validate)
+        function_given("aside(): then", then, may_miss=True)
         if not has_center(self.role):
             return None
         future = start(validate, model, then, wait=self._team is None)
@@ -427,7 +433,8 @@ class Participation:
             call: the function.
 
         Raises:
-            ConfigurationError: there are several servers, so that no rank has the whole centre.
+            ConfigurationError: there are several servers, so that no rank has the whole centre, or this is no
+                function.
 
         Example:
             >>> import nnlo_torch
@@ -438,6 +445,7 @@ class Participation:
             ...         weight.clamp_(-0.01, 0.01)
             >>> optimizer.after_commit(clip)
         """
+        function_given("after_commit(): call", call)
         member = None if self._team is None else self._team.member
         if member is not None and (member.servers > 1 or member.sub_servers):
             name = "sub_servers" if member.sub_servers else "servers"
@@ -461,6 +469,7 @@ class Participation:
 
     def watch(self, call: Callable[[], object], every_s: float = 1.0) -> None:
         """Call `call` periodically: on a server while it serves, in a process alone between steps."""
+        function_given("watch(): call", call)
         if self._team is None:
             self._joint.watches.append(Periodic(call, every_s))
         else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nnlo_common.plugin import Course, ProgressDisplay, is_live, spaced, speaks, table
+from nnlo_common.plugin import Course, ProgressDisplay, function_given, is_live, spaced, speaks, table
 from nnlo_torch._wrapper import Wrapper, wrapper_given
 
 __all__ = ["Progress"]
@@ -61,6 +61,7 @@ class Progress:
         samples: int | None = None,
         log_to: str | Sequence[str] = (),
     ) -> None:
+        function_given("Progress(): loss", loss, may_miss=True)
         self._optimizer, self._model, self._loss = wrapper_given(optimizer, "Progress"), model, loss
         self._live = is_live() if live is None else live
         # Without a server rank 0 knows of its own samples only, and all ranks take equally many.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["is_number", "is_whole", "seconds_from", "whole_number"]
+__all__ = ["function_given", "is_number", "is_whole", "seconds_from", "whole_number"]
 
 
 def is_whole(value: object, least: float) -> TypeGuard[int]:
@@ -34,6 +34,25 @@ def whole_number(name: str, value: object, least: int) -> int:
     if is_whole(value, least):
         return int(value)
     raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least {least}")
+
+
+def function_given(name: str, value: Callable[..., Any] | None, *, may_miss: bool = False) -> None:
+    """Refuse what cannot be called, such as the result of a function that was called by mistake.
+
+    Args:
+        name: the argument.
+        value: what was given.
+        may_miss: whether None stands for no function.
+
+    Example:
+        >>> function_given("loss", 5)
+        Traceback (most recent call last):
+        nnlo_common.ConfigurationError: loss=5 is not a function; give the function itself, without calling it
+    """
+    if not (callable(value) or (may_miss and value is None)):
+        raise ConfigurationError(
+            f"{name}={value!r:.60} is not a function; give the function itself, without calling it"
+        )
 
 
 def seconds_from(env: Mapping[str, str], name: str, default: float) -> float:

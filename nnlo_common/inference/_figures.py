@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.base._arguments import function_given
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.inference._structure import SINGLE, Named
 
@@ -44,6 +45,10 @@ class Figure:
 
     sums: Callable[[Named, Named], Mapping[str, Any]]
     result: Callable[[Mapping[str, Any]], Any]
+
+    def __post_init__(self) -> None:
+        function_given("Figure(): sums", self.sums)
+        function_given("Figure(): result", self.result)
 
 
 def Confusion(labels: str, classes: int, *, output: str = SINGLE) -> Figure:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import function_given, whole_number
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.cluster.transport._endpoint import RankWorld
 from nnlo_common.data import Field, FileSource, Prefetch, Reading, Source
@@ -201,8 +201,7 @@ class PredictOptions(ResultOptions):
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, 1)
-        if self.apply is not None and not callable(self.apply):
-            raise ConfigurationError(f"apply={self.apply!r:.60} is not a function; give one of the outputs")
+        function_given("apply", self.apply, may_miss=True)
         super().__post_init__()
         wrong = [name for name, one in self.figures.items() if not isinstance(one, Figure)]
         if wrong:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from nnlo_common.base._arguments import whole_number
+from nnlo_common.base._arguments import function_given, whole_number
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.base._signals import EXIT_CODE
 from nnlo_common.cluster.transport._endpoint import DivisibleWorld
@@ -106,6 +106,7 @@ def optimize(
         if getattr(error, "name", "") != "optuna":
             raise
         raise MissingExtraError("optimize", "optuna", "tune") from None
+    function_given("objective", objective)
     whole_number("n_trials", n_trials, 1)
     whole_number("block_size", block_size, 1)
     whole_number("retries", retries, 0)

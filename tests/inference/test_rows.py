@@ -355,6 +355,13 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("name", ["sums", "result"])
+def test_a_figure_of_what_are_no_functions_is_refused(name):
+    functions = {"sums": lambda outputs, kept: {}, "result": len} | {name: 3}
+    with pytest.raises(ConfigurationError, match=rf"Figure\(\): {name}=3 is not a function"):
+        Figure(**functions)
+
+
 @pytest.mark.parametrize(("options", "words"), WRONG)
 def test_bad_input_gets_one_sentence_and_writes_nothing(options, words, tmp_path, monkeypatch):
     pytest.importorskip("h5py")

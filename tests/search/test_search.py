@@ -261,6 +261,11 @@ def test_what_is_no_number_is_refused_by_name(options, said):
         optimize(optuna.create_study(), quadratic, n_trials=1, **options)
 
 
+def test_an_objective_that_is_no_function_is_refused():
+    with pytest.raises(ConfigurationError, match=r"objective=0\.5 is not a function; give the function"):
+        optimize(optuna.create_study(), 0.5, n_trials=1)
+
+
 @pytest.mark.parametrize("size", [1, 4])
 def test_numbers_of_numpy_can_be_queued_before_and_during_a_search(size, tmp_path):
     ended = []
@@ -361,7 +366,7 @@ def journalled(path, n_trials, objective=quadratic, **options):
 def test_a_search_goes_on_from_its_journal(tmp_path):
     path = tmp_path / "search.jsonl"
     first = journalled(path, 4)
-    again = journalled(path, 4, objective=None)  # nothing is left to do
+    again = journalled(path, 4, objective=pytest.fail)  # nothing is left to do
     more = journalled(path, 7)
     facts = [
         [(one.params, one.values, one.user_attrs) for one in study.trials] for study in (first, again, more)
@@ -603,7 +608,7 @@ def test_a_retried_trial_counts_once_in_the_journal(tmp_path):
 
     journalled(path, 2, objective=objective, retries=1)
     for _ in range(2):
-        assert len(journalled(path, 2, objective=None).trials) == 4
+        assert len(journalled(path, 2, objective=pytest.fail).trials) == 4
 
 
 def test_another_study_does_not_go_on_from_a_journal(tmp_path):

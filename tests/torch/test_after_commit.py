@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 import warnings
 
@@ -247,6 +248,27 @@ def test_a_worker_refuses_an_average_that_it_does_not_have():
         ConfigurationError, match=r"rank \d trains, but the server keeps the averages; .*evaluat"
     ):
         on_ranks(3, program)
+
+
+CALLS = {
+    "after_commit(): call": lambda optimizer: optimizer.after_commit(5),
+    "watch(): call": lambda optimizer: optimizer.watch(5),
+    "evaluate(): measure": lambda optimizer: optimizer.evaluate(5, []),
+    "evaluate(): samples": lambda optimizer: optimizer.evaluate(lambda batch: {}, [], samples=5),
+    "aside(): validate": lambda optimizer: optimizer.aside(5, torch.nn.Linear(1, 1)),
+    "aside(): then": lambda optimizer: optimizer.aside(print, torch.nn.Linear(1, 1), 5),
+    "epoch(): samples": lambda optimizer: optimizer.epoch([], samples=5),
+    "Progress(): loss": lambda optimizer: nt.Progress(optimizer, loss=5),
+    "LARS(): adapts": lambda optimizer: nt.LARS(optimizer.optimizer, adapts=5),
+    "advise(): loss": lambda optimizer: nt.advise(torch.nn.Linear(1, 1), 5, [], optimizer),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_no_function_is_refused_at_once(name):
+    optimizer = nt.Downpour(sgd_of(torch.nn.Linear(1, 1)))
+    with pytest.raises(ConfigurationError, match=re.escape(f"{name}=5 is not a function; give the function")):
+        CALLS[name](optimizer)
 
 
 @pytest.mark.parametrize("what", ["after_commit", "EMA"])
