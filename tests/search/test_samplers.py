@@ -148,6 +148,24 @@ def test_engines_by_name_repeat_with_their_seed(name):
     assert [trial.params for trial in runs[0].trials] == [trial.params for trial in runs[1].trials]
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_seed_may_have_more_bits_than_optunas_samplers_take(name):
+    """A resumed search adds the trials that it had begun."""
+
+    def found(seed):
+        study = optimize(optuna.create_study(), a_number, n_trials=3, sampler=name, seed=seed)
+        return [trial.params["x"] for trial in study.trials]
+
+    seeds = [2**32 - 1, *(2**40 + number for number in range(4))]
+    results = [found(seed) for seed in seeds]
+    assert results == [found(seed) for seed in seeds]
+    assert len(set(map(tuple, results))) > 1
+
+
+def a_number(trial):
+    return trial.suggest_int("x", 0, 1000)
+
+
 def test_unknown_names_are_refused_with_those_there_are():
     with pytest.raises(
         ConfigurationError, match=r"sampler='mesh' is not known: use \"bayesian\", .*\"nsgaii\""

@@ -22,6 +22,7 @@ from optuna.samplers import (
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.search.samplers._grid import Grid
 from nnlo_common.search.samplers._names import SAMPLERS, Wanted, quoted_samplers
+from nnlo_common.search.samplers._seeding import seed_of
 
 __all__ = ["engine", "make"]
 
@@ -47,6 +48,8 @@ def engine(asked: str | BaseSampler, seed: int, n_trials: int, study: optuna.Stu
         raise ConfigurationError(
             f"sampler={asked!r} is not known: use {quoted_samplers()}, or any Optuna sampler"
         )
+    # Optuna's take 32 bits.
+    seed = seed if seed < 2**32 else seed_of(seed, 0, "sampler")
     wanted = Wanted(asked, seed, n_trials, several=len(study.directions) > 1)
     with warnings.catch_warnings():  # some arguments are experimental; nnlo follows Optuna's changes
         warnings.simplefilter("ignore", ExperimentalWarning)
