@@ -337,9 +337,11 @@ class Checkpoint:
                 while self._epoch < count and not (over or self._optimizer.stopped):
                     yield self._epoch
                     self._end_epoch(last=self._all_stop or self._epoch + 1 == count)
+                self._meet_after_stop()
             except GeneratorExit:  # the loop was left, perhaps by an error
-                if self._all_stop:
-                    self._end_epoch(last=True)
+                if self._all_stop or (self._optimizer.serves and self._optimizer.stopped):
+                    self._end_epoch(last=self._all_stop)
+                    self._meet_after_stop()
                 self._manager.finish_alone()
                 raise
             self._manager.finish()
@@ -427,6 +429,26 @@ class Checkpoint:
                 self._team.end_epoch()
             self._manager.save(last=last or self._optimizer.stopped)
 
+    def _meet_after_stop(self) -> None:
+        """Save with all ranks where some heard in an earlier epoch than others that the server has stopped.
+
+        Without a step they go to the end of the next epoch in which all save.
+        """
+        if not self._optimizer.stopped or self._optimizer._stopping or not self._every_epochs:
+            return
+        skipped = min(-self._epoch % self._every_epochs, self._count - self._epoch)
+        if not skipped:
+            return  # all have saved
+        if self._sampler is not None:
+            begun = isinstance(self._sampler, ShardSampler) and self._sampler._running
+            self._sampler.set_epoch(self._sampler.epoch + begun + skipped)
+        for _ in range(skipped):
+            self._optimizer.begin_epoch()
+        self._epoch += skipped
+        if self._team is not None:
+            self._team.end_epoch()
+        self._manager.save(last=True)
+
     def _collect(self) -> dict[str, Any]:
         team = self._team
         first, *others = map(self._of_wrapper, self._wrappers)
@@ -477,7 +499,7 @@ class Checkpoint:
     def _batches_state(self, batches: Batches) -> dict[str, Any]:
         state = batches.state_dict()
         if not (self._inside and self._begun):
-            state["epoch"], state["again"] = batches.epoch, 0
+            state["epoch"], state["taken"], state["again"] = batches.epoch, 0, 0
         elif state["epoch"] == batches.epoch:
             # All batches are used up but the epoch has not ended; a server has no batches.
             state["epoch"] = batches.epoch - 1

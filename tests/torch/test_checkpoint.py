@@ -331,6 +331,52 @@ def test_a_training_that_its_server_has_stopped_is_not_begun_again(tmp_path):
     assert [seen for seen, _ in stopped(tmp_path, 3, agreed=False)] == [[]] * 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "servers"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize("assignment", ["static", "dynamic"])
+@pytest.mark.parametrize("when", ["after an epoch", "leaves", "in an epoch"])
+def test_ranks_that_hear_of_a_stop_in_different_epochs_save_together(
+    tmp_path, size, servers, assignment, when
+):
+    """With checkpoints after several epochs; and a longer training deals each sample once from there."""
+
+    def program(world, epochs, after):
+        model = torch_checkpoint.initialised(torch.nn.Linear(2, 1))
+        optimizer = nt.Downpour(torch.optim.SGD(model.parameters(), lr=0.01), world=world, servers=servers)
+        sampler = nt.ShardSampler(range(24), assignment=assignment, optimizer=optimizer)
+        seen, checkpoint = {}, nt.Checkpoint(tmp_path, optimizer, epochs=3)
+        if when == "in an epoch":
+            optimizer.watch(lambda: after in seen and optimizer.stop(), every_s=0)
+        for epoch in checkpoint.epochs(epochs):
+            seen[epoch] = []
+            for batch in checkpoint.batches(torch.utils.data.DataLoader(range(24), 2, sampler=sampler)):
+                optimizer.zero_grad()
+                model(torch.ones(2, 2)).sum().backward()
+                optimizer.step()
+                seen[epoch] += batch.tolist()
+            if optimizer.serves and epoch == after and when != "in an epoch":
+                optimizer.stop()
+                if when == "leaves":
+                    break
+        with optimizer.evaluation():
+            weights = model.weight.tolist()
+        optimizer.close()
+        return seen, weights
+
+    def trained(epochs, after):
+        with MemoryCluster(size) as cluster:
+            return cluster.run(lambda world: program(world, epochs, after), 60)
+
+    first, again = trained(6, 1), trained(6, 1)
+    assert [max(seen) < 3 for seen, _ in first] == [True] * size
+    assert [seen for seen, _ in again] == [{}] * size
+    assert again[0][1] == first[0][1]
+    longer = trained(7, 9)
+    assert [[*seen] for seen, _ in longer] == [[3, 4, 5, 6]] * size
+    for epoch in (3, 4, 5, 6):
+        assert sorted(index for seen, _ in longer for index in seen[epoch]) == [*range(24)]
+
+
 @pytest.mark.parametrize("wrapper", [nt.Synchronous, nt.EASGD, nt.Downpour])
 def test_a_group_of_which_a_rank_has_no_part_begins_anew_together(tmp_path, capsys, wrapper):
     first = on_ranks(tmp_path, 5, wrapper, epochs=2, group_size=2)
