@@ -380,6 +380,7 @@ class Exchanges:
             self._exchange_as_begun()
         else:
             self._team.step(self._taken_weight(), lambda: None)
+        self._constrain()
 
     def _exchange_as_begun(self) -> None:
         """Exchange the weights from before the execution, then add the execution's change to the result."""
@@ -393,6 +394,11 @@ class Exchanges:
             np.add(vector, moved, out=vector)
 
         self._team.step(self._taken_weight(), lambda: None, move)
+
+    def _constrain(self) -> None:
+        """Apply constraints, from which an exchange may have moved the weights that a worker moves itself."""
+        if not (self._frozen_here or self._team.serves) and self._weights.constrain():
+            self._weights.publish()
 
     def _taken_weight(self) -> float:
         weight, self._weight = self._weight, 0.0

@@ -87,6 +87,7 @@ def _descend(wrappers: Sequence[Wrapper], weights: Weights) -> None:
         for index in weights.layout.inside(owned):  # not the marks between them
             place = weights.layout.segments[index].place
             parameters[place] -= np.float32(rate) * gradient[place]
+    weights.constrain()
     weights.publish()
 
 
@@ -172,6 +173,7 @@ class GroupExchanges(Exchanges):
             self._weights.collect()
             self._make_mean(samples)
         self._team.step(samples, lambda: self._make_mean(samples))
+        self._constrain()
         self.weight_in_epoch += self._group.weight
         self._weights.clear()
         if self._counts_here:

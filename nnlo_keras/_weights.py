@@ -210,6 +210,9 @@ class Weights:
         self.places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         self.parameters = FlatVector(self.layout)
         self._flat_variables = flat_variables(self.variables, self.parameters, model)
+        places = zip(self.variables, self.parameters.views(), strict=True)
+        rules = [(getattr(variable, "constraint", None), view) for variable, view in places]
+        self._constraints = [(rule, view) for rule, view in rules if rule is not None]
         self._sums = [wrapper.sum for wrapper in wrappers if wrapper.sum is not None]
         lag = 0 if not self._sums or wrappers[0].steps_workers else wrappers[0].algorithm.lag
         # Sums are copied out of the training step anyway, so each goes to a vector that can be sent.
@@ -276,6 +279,12 @@ class Weights:
     def publish(self) -> None:
         """Copy the vector into the weights."""
         self._flat_variables.write()
+
+    def constrain(self) -> bool:
+        """Apply constraints to the vector, as an optimizer does to weights; return whether there are any."""
+        for rule, view in self._constraints:
+            np.copyto(view, keras.ops.convert_to_numpy(rule(keras.ops.convert_to_tensor(view))))
+        return bool(self._constraints)
 
     def attach(self) -> None:
         """Make the weights views of their vector where possible; nothing else may read them meanwhile."""

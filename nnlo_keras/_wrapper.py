@@ -307,6 +307,8 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
                         keras.ops.convert_to_tensor(gradient, sparse=False), variable.dtype
                     )
                     variable.assign_sub(dense * keras.ops.cast(rate, variable.dtype))
+                    if (constraint := getattr(variable, "constraint", None)) is not None:
+                        variable.assign(constraint(variable))
 
     def topology(self, world: RankWorld) -> Topology:
         """Return the roles of all ranks; with sub-servers all ranks call it (collective)."""

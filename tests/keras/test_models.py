@@ -314,3 +314,51 @@ def test_constraints_are_refused_where_another_momentum_moves_the_weights(name, 
 
     with pytest.raises(ConfigurationError, match=f"{found}, but {name} moves"), MemoryCluster(2) as cluster:
         cluster.run(program, timeout_s=100)
+
+
+class Least(keras.callbacks.Callback):
+    """Notes the least weight of the first layer's kernel before each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        self.found.append(float(self.model.get_weights()[0].min()))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AGN", {"every": 3}),
+        ("AGN", {"every": 3, "lag": 1}),
+        ("AGN", {"every": 3, "group_size": 2}),
+        ("AGN", {"every": 3, "group_size": 2, "local_learning_rate": 0.1}),
+        ("Downpour", {"every": 3, "local": 0.1}),
+        ("LocalSGD", {"every": 3, "lag": 1}),
+        ("EASGD", {"every": 3, "lag": 1}),
+        ("EASGD", {"every": 3, "order": "paper"}),
+        ("EASGD", {"every": 3, "order": "paper", "group_size": 2}),
+    ],
+)
+def test_workers_compute_gradients_at_weights_that_keep_their_constraints(name, options, monkeypatch):
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+    group = options.get("group_size", 1)
+
+    def program(world):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+        model.set_weights([np.ones((4, 1), "f4"), np.zeros(1, "f4")])
+        model.compile(getattr(nk, name)(keras.optimizers.SGD(0.2), **options), "mse")
+        x = np.random.default_rng(1).standard_normal((60, 4)).astype("f4")
+        x, y = nk.shard(x, -x.sum(1, keepdims=True), world=world, group_size=group)
+        callbacks = [nk.Distribute(world=world), least := Least()]
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+        return least.found
+
+    with MemoryCluster(1 + 2 * group) as cluster:
+        _, *workers = cluster.run(program, timeout_s=100)
+    for found in workers:
+        assert 0 <= min(found) < 0.5
