@@ -11,7 +11,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import readable
 from nnlo_keras import _compat
 from nnlo_keras._compat import kept_by_tensorflow, schedule_of, trained_by
-from nnlo_keras._stretches import rule_of
+from nnlo_keras._stretches import OVERWRITTEN, rule_of
 from nnlo_keras._variable_layout import memory_of
 from nnlo_keras._wrapper import Wrapper, wrapper_of
 
@@ -163,10 +163,33 @@ def refuse_constraints(wrappers: Sequence[Wrapper], *, alone: bool) -> None:
             "number, not a LearningRateSchedule; leave out one of them, or use a LearningRateScheduler"
         )
     for variable in (one for wrapper in wrappers for one in wrapper.owned):
-        if problem and (found := rule_of(variable)):
+        found = rule_of(variable)
+        if found == OVERWRITTEN:
+            problem = problem or _not_its_own(first, alone=alone)
+        if problem and found:
             error = ConfigurationError(f"the variable {variable.path!r} has {found}, {problem}")
             error.collective = True  # all ranks have the same model
             raise error
+
+
+def _not_its_own(wrapper: Wrapper, *, alone: bool) -> str:
+    """Return why a variable would not be overwritten by the gradient of one batch; empty: it is."""
+    rule, name = wrapper.algorithm, type(wrapper).__name__
+    if wrapper.steps_workers:
+        return ""
+    if not rule.worker(1, 1).sends_each_gradient:
+        does = "adds up gradients of several batches; send each of them (every=1)"
+    elif wrapper.local_rate:
+        does = "moves it by plain SGD in each local step; give local= an optimizer, or leave it out"
+    elif rule.wire != "float32":
+        does = f"sends only a part of each gradient with wire={rule.wire!r}; leave wire out"
+    elif rule.scales_by_staleness:
+        does = "divides each gradient by its staleness; use Downpour"
+    elif rule.steps_in_place and not alone:
+        does = "measures gradients, of which this is none; use Downpour or Synchronous"
+    else:
+        return ""
+    return f"but {name} {does}, or an algorithm whose optimizer runs on workers, such as LocalSGD"
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:

@@ -13,7 +13,18 @@ from nnlo_common import ConfigurationError, Layout
 from nnlo_common.plugin import Stretch, Vector
 from nnlo_keras._compat import decays, schedule_of
 
-__all__ = ["OptionsByPlace", "own_momentum", "rate_at", "refuse_options", "rule_of", "without_momentum"]
+__all__ = [
+    "OVERWRITTEN",
+    "OptionsByPlace",
+    "own_momentum",
+    "rate_at",
+    "refuse_options",
+    "rule_of",
+    "without_momentum",
+]
+
+#: Attribute of variables that an optimizer sets to their gradient, as the scales of float8 are.
+OVERWRITTEN = "overwrite_with_gradient"
 
 _OF_STRETCHES = ("SGD", "Adam", "AdamW")
 #: Options that a step at the pace of several workers does not have.
@@ -47,7 +58,7 @@ def rule_of(variable: Any) -> str:
     """Return what else than steps sets a variable, which only its optimizer does in Keras; empty: nothing."""
     if getattr(variable, "constraint", None) is not None:
         return "a constraint"
-    return "overwrite_with_gradient" if getattr(variable, "overwrite_with_gradient", False) else ""
+    return OVERWRITTEN if getattr(variable, OVERWRITTEN, False) else ""
 
 
 def own_momentum(optimizer: Any, owner: str) -> tuple[float, bool]:

@@ -362,3 +362,52 @@ def test_workers_compute_gradients_at_weights_that_keep_their_constraints(name, 
         _, *workers = cluster.run(program, timeout_s=100)
     for found in workers:
         assert 0 <= min(found) < 0.5
+
+
+def overwritten(name, options):
+    """Train a scale that is set to its gradient, which is 2; return it from every rank."""
+
+    layout = {key: options[key] for key in options if key == "servers"}
+
+    def program(world):
+        model = keras.Sequential([keras.Input((1,)), Scale()])
+        optimizer = getattr(nk, name)(keras.optimizers.SGD(0.1), **options)
+        model.compile(optimizer, loss=lambda x, predicted: 2 * predicted / x)
+        x = nk.shard(np.arange(1, 13, dtype="f4")[:, None], world=world, **layout)
+        model.fit(x, x, batch_size=2, verbose=0, callbacks=[nk.Distribute(world=world)])
+        return float(model.get_weights()[0])
+
+    with MemoryCluster(3) as cluster:
+        return cluster.run(program, timeout_s=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("Downpour", {"every": 2}, "adds up gradients"),
+        ("AGN", {"every": 2}, "adds up gradients"),
+        ("Downpour", {"n_fetch": 2, "local": 0.1}, "local step"),
+        ("Downpour", {"wire": "topk"}, "wire='topk'"),
+        ("DynSGD", {}, "divides each gradient"),
+        ("Steady", {}, "measures gradients"),
+    ],
+)
+def test_what_would_not_be_overwritten_by_its_own_gradient_is_refused(name, options, reason, monkeypatch):
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+    with pytest.raises(ConfigurationError, match=f"scale' has overwrite_with_gradient, but {name}.*{reason}"):
+        overwritten(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Downpour", {}),
+        ("Downpour", {"n_fetch": 2}),
+        ("Synchronous", {}),
+        ("LocalSGD", {"every": 2}),
+        ("Synchronous", {"servers": 0}),
+    ],
+)
+def test_a_variable_is_overwritten_by_its_gradient_on_the_centre_and_on_workers(name, options, monkeypatch):
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+    assert overwritten(name, options) == [2.0] * 3
