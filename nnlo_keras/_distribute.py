@@ -60,7 +60,7 @@ from nnlo_keras._model_optimizers import (
     wrappers_in,
 )
 from nnlo_keras._sequence_feed import SequenceFeed
-from nnlo_keras._served_epochs import ServedEpochs, batches_of_all
+from nnlo_keras._served_epochs import ServedEpochs, batches_of_all, done
 from nnlo_keras._shard import another_share, can_be_another_share, warn_of_data
 from nnlo_keras._snapshot import Decisions, until
 from nnlo_keras._weights import KerasCenterOptimizer, RateOption, Statistics, Weights
@@ -125,6 +125,7 @@ class Distribute(keras.callbacks.Callback):
         self._late = list[Any]()  # of those: which Keras does not yet tell that the epoch ends
         self._validate_again: list[Callable[[], object]] = []
         self._batches: int | None = None  # in an epoch of all workers
+        self._first = 0.0  # of all batches, before a checkpoint
         self._feed: SequenceFeed | None = None  # if `fit` trains on Batches
         self._rank_callbacks: list[RankCallback] = []
         self._report = TrainingReport()
@@ -414,7 +415,9 @@ class Distribute(keras.callbacks.Callback):
         """Let the epochs of `fit` serve from now on."""
         for wrapper in wrappers:
             wrapper.mode = StepMode.SERVE
-        served = ServedEpochs(self.model, team, weights, rates, self._rank_callbacks, batches=self._batches)
+        served = ServedEpochs(
+            self.model, team, weights, rates, self._rank_callbacks, batches=self._batches, first=self._first
+        )
         self._served, self._exchanges = served, None
         self._restore += served.take_over(container, self)
         if not team.has_turned:
@@ -540,7 +543,7 @@ class Distribute(keras.callbacks.Callback):
         # Before `start`, which may keep a worker waiting.
         self._agree_on_first_epoch(team)
         warn_of_data(team)
-        self._batches = batches_of_all(team, self.params, self._feed)
+        self._batches, self._first = batches_of_all(team, self.params, self._feed), done(team)
         self._agree_on_spares(team, first)
         team.start()
         return team, weights

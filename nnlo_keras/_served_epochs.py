@@ -18,7 +18,7 @@ from nnlo_keras._sequence_feed import SequenceFeed
 from nnlo_keras._snapshot import Decisions
 from nnlo_keras._weights import Weights
 
-__all__ = ["ServedEpochs", "ServerBar", "batches_of_all"]
+__all__ = ["ServedEpochs", "ServerBar", "batches_of_all", "done"]
 
 # -- server bar: Keras' own progress bar on a server, which counts the batches of all workers ----------
 
@@ -44,7 +44,7 @@ def _steps_of(params: Mapping[str, Any], feed: SequenceFeed | None) -> int | Non
     return None if feed is not None else params.get("steps")
 
 
-def _done(team: Session) -> float:
+def done(team: Session) -> float:
     """Return the batches that all workers have trained on, or the progress that they have made."""
     report = team.report()
     return report.samples if report.gain is None else report.gain.progress
@@ -61,19 +61,22 @@ class ServerBar:
         bar: Keras' callback.
         team: this rank's session.
         batches: the number of batches in an epoch of all workers; None: unknown.
+        first: the batches, or the progress, before a checkpoint that the training goes on from.
     """
 
-    def __init__(self, bar: keras.callbacks.ProgbarLogger, team: Session, batches: int | None) -> None:
-        self._bar, self._team = bar, team
+    def __init__(
+        self, bar: keras.callbacks.ProgbarLogger, team: Session, batches: int | None, first: float = 0.0
+    ) -> None:
+        self._bar, self._team, self._first = bar, team, first
         self._target = self._known = batches
         self._before = self._epochs = 0
 
     @classmethod
-    def of(cls, container: Any, team: Session, batches: int | None) -> ServerBar | None:
+    def of(cls, container: Any, team: Session, batches: int | None, first: float) -> ServerBar | None:
         """Return it for the bar among the callbacks of `fit`; None if there is none."""
         for one in container.callbacks:
             if isinstance(one, keras.callbacks.ProgbarLogger) and one.verbose:
-                return cls(one, team, batches)
+                return cls(one, team, batches, first)
         return None
 
     def take_over(self) -> list[Callable[[], object]]:
@@ -97,7 +100,7 @@ class ServerBar:
         """End an epoch, before Keras' callback does."""
         self._epochs += 1
         if self._known is None:
-            self._before = math.ceil(_done(self._team))
+            self._before = math.ceil(done(self._team) - self._first)
             self._target = math.ceil(self._before / self._epochs)
         else:
             self._before = self._epochs * self._known
@@ -105,9 +108,9 @@ class ServerBar:
         self.begin_epoch()
 
     def _move(self) -> None:
-        done = int(_done(self._team)) - self._before
-        if self._bar.verbose == 1 and self._bar.progbar is not None and done > 0:
-            most = done if self._target is None else min(done, self._target)
+        made = int(done(self._team) - self._first) - self._before
+        if self._bar.verbose == 1 and self._bar.progbar is not None and made > 0:
+            most = made if self._target is None else min(made, self._target)
             self._bar.progbar.update(most, finalize=False)
 
 
@@ -121,6 +124,7 @@ class ServedEpochs:
         rates: sends learning rates to the workers.
         callbacks: nnlo's callbacks.
         batches: the number of batches in an epoch of all workers; None: unknown.
+        first: see `ServerBar`.
 
     Attributes:
         inside: this rank, a worker before, serves since an epoch has begun that was not served to its end.
@@ -135,7 +139,9 @@ class ServedEpochs:
         callbacks: Sequence[RankCallback],
         *,
         batches: int | None,
+        first: float,
     ) -> None:
+        self._first = first
         self._model, self._team, self._weights = model, team, weights
         self._rates, self._callbacks, self._batches = rates, callbacks, batches
         self._epoch, self._served, self._last = 0, False, False
@@ -150,7 +156,7 @@ class ServedEpochs:
         model, self._container = self._model, container
         # All ranks get the model as other callbacks leave it at the end, e.g. with the best weights.
         restore = last_of(container, callback)
-        self._bar = ServerBar.of(container, self._team, self._batches)
+        self._bar = ServerBar.of(container, self._team, self._batches, self._first)
         if self._bar is not None:
             restore += self._bar.take_over()
         model.train_function = _serving(self._serve, model)

@@ -56,10 +56,19 @@ class Progress(RankCallback):
         self._display: ProgressDisplay | None = None
         self._logs: Any = None
 
+    def before_start(self, role: str) -> None:
+        """Count from 0."""
+        super().before_start(role)
+        self._before, self._batch, self._first = 0, 0, TrainingReport()
+
+    def before_part(self, distribute: Driver) -> None:
+        """Count from the checkpoint that a server has loaded; workers may be ahead once they have joined."""
+        self._first = distribute.report
+
     def after_start(self, distribute: Driver | None) -> None:
         """Record what a batch has; the display is made once the first epoch is known."""
         super().after_start(distribute)
-        self._display, self._before, self._batch, self._logs = None, 0, 0, None
+        self._display, self._logs = None, None
         self._role_shown = self.role
         feed = None if distribute is None else distribute.feed
         size = batch_size_of_fit() if feed is None else feed.batch_size
@@ -70,6 +79,8 @@ class Progress(RankCallback):
         """Begin the display in the first epoch."""
         if self._display is None:
             self._display = self._made(epoch)
+            if not self.trains:
+                self._display.begin_at(self._in_samples(self._first), epoch)
             if self.team is not None:
                 self.team.watch(self._look, self._display.every_s)
 
@@ -129,6 +140,8 @@ class Progress(RankCallback):
     def _report(self) -> TrainingReport:
         """Return this rank's counts, in samples; `Distribute` counts batches."""
         if self.distribute is not None and self.team is not None and not self.trains:
-            told = self.distribute.report
-            return replace(told, samples=told.samples * self._size)
-        return TrainingReport(samples=(self._before + self._batch) * self._size)
+            return self._in_samples(self.distribute.report)
+        return self._in_samples(TrainingReport(samples=self._before + self._batch))
+
+    def _in_samples(self, told: TrainingReport) -> TrainingReport:
+        return replace(told, samples=told.samples * self._size)

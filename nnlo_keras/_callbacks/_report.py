@@ -170,8 +170,8 @@ class Report(RankCallback):
         self._close()
 
     def _begin(self) -> None:
-        self._batches = self._served = 0
-        team = self.team
+        self._batches, team = 0, self.team
+        self._served = 0 if team is None else team.report().samples  # of a checkpoint
         self._close()
         counts = _BatchCount()
         self._counts = counts

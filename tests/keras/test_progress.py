@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
 
 import nnlo_keras as nk  # noqa: E402
+from nnlo_common import TrainingReport  # noqa: E402
 from nnlo_common.testing import MemoryCluster  # noqa: E402
 from nnlo_common.training.report import _progress_display  # noqa: E402
+from nnlo_common.training.report._course import Course  # noqa: E402
 from nnlo_common.training.report._live_ranks import read_live  # noqa: E402
 from nnlo_keras import _served_epochs  # noqa: E402
+from nnlo_keras._served_epochs import ServerBar  # noqa: E402
 from tests.helpers import keras_cases as cases  # noqa: E402
 
 pytestmark = [
@@ -115,3 +120,55 @@ def test_the_bar_of_keras_counts_the_batches_of_all_workers_once(launched, capsy
             assert not known or set(re.findall(r"\d+/(\d+)", epoch)) == {str(whole)}
         else:  # two workers may be in the second epoch while the third ends the first
             assert whole <= int(last[0]) == int(last[1]) <= whole + 2 * BATCHES
+
+
+def test_a_resumed_server_counts_from_its_checkpoint(launched, tmp_path, capsys, monkeypatch):
+    taken, workers, whole = [], 2, 2 * BATCHES
+    monkeypatch.setattr("nnlo_keras._callbacks._progress.Course", noting(taken))
+    monkeypatch.setattr(_served_epochs, "_steps_of", lambda params, feed: None)
+
+    def program(world, epochs):
+        callbacks = [nk.Progress(live=False), nk.Report(tmp_path), nk.Checkpoint(tmp_path)]
+        fit(workers, callbacks, world, verbose=1, epochs=epochs)
+
+    for epochs in (2, 4):
+        with MemoryCluster(1 + workers) as cluster:
+            cluster.run(lambda world, until=epochs: program(world, until))
+    facts = map(json.loads, (tmp_path / "ranks" / "facts.rank0.jsonl").read_text().splitlines())
+    epochs = [line["batches"] for line in facts if line["what"] == "epoch"]
+    assert sum(epochs[2:]) == sum(epochs[:2]) == 2 * whole
+    assert sum(taken[2:]) == sum(taken[:2]) == 2 * whole * BATCH
+    told = re.sub(r"[\x08\r]+|\x1b\[\d*m", "\n", capsys.readouterr().out).partition("Epoch 3/4")[2]
+    counts = {int(one) for one in re.findall(r"\n\d+/(\d+)", told)}
+    assert counts
+    assert max(counts) < whole + BATCHES
+
+
+def test_the_bar_of_a_resumed_server_begins_at_none():
+    shown = []
+    team = SimpleNamespace(report=lambda: TrainingReport(samples=45), watch=lambda call, _: call())
+    bar = keras.callbacks.ProgbarLogger()
+    bar.verbose, bar.progbar = 1, SimpleNamespace(update=lambda made, finalize: shown.append(made))
+    ServerBar(bar, team, 14, 42).take_over()
+    assert shown == [3]
+
+
+def noting(taken):
+    """A course that notes how many samples each epoch of a server had."""
+
+    class Noting(Course):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.last = None
+
+        def begin_at(self, report, epoch):
+            super().begin_at(report, epoch)
+            self.last = report.samples
+
+        def end_epoch(self, report):
+            if report.exchanges:
+                taken.append(report.samples - (self.last or 0))
+                self.last = report.samples
+            return super().end_epoch(report)
+
+    return Noting
