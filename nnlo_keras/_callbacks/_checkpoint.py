@@ -561,6 +561,9 @@ class Checkpoint(RankCallback):
         self._model_state.synchronise()
         build_metrics(self.model)
         assign(self.model.metrics_variables, saved["metrics"], "the metrics")
+        for one in self._container.callbacks:
+            if isinstance(one, Report):
+                one.resume_epoch()
         self._model_state.load_rates(saved)
         if self.distribute is not None and saved["distribute"] is not None:
             self.distribute.load(saved["distribute"])

@@ -103,6 +103,7 @@ class Report(RankCallback):
         self._options: dict[str, Any] = {"timeline": timeline, "limit_mb": limit_mb, "every_s": every_s}
         self._facts: FactsWriter | None = None
         self._samples: int | None = None
+        self._earlier = 0  # samples of this epoch that an earlier start has taken
         self._test: Any = span("validate")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Report:
@@ -124,7 +125,7 @@ class Report(RankCallback):
         """Start measuring the epoch."""
         if self._facts is not None:
             self._facts.begin_epoch()
-        self._batches = 0
+        self._batches = self._earlier = 0
         self._samples = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
@@ -136,7 +137,7 @@ class Report(RankCallback):
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Record the samples now: the validation resets Keras's count. Its time is that of validating."""
-        self._samples = self.samples_in_epoch
+        self._samples = self._samples_here
         self._test = span("validate")
         self._test.__enter__()
 
@@ -148,7 +149,7 @@ class Report(RankCallback):
         """Write the line."""
         counts = {"batches": self._batches}
         if self.trains:
-            counts["samples"] = self.samples_in_epoch if self._samples is None else self._samples
+            counts["samples"] = self._samples_here if self._samples is None else self._samples
         elif self.distribute is not None:
             counts["batches"] = self._batches_served()
         rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
@@ -159,6 +160,14 @@ class Report(RankCallback):
         """In a process alone: write the last line."""
         if self.team is None:
             self._close()
+
+    def resume_epoch(self) -> None:
+        """Count from here: an earlier start has begun this epoch."""
+        self._earlier = self.samples_in_epoch
+
+    @property
+    def _samples_here(self) -> int:
+        return self.samples_in_epoch - self._earlier
 
     def begin_to_serve(self) -> None:
         """Begin the counts of this epoch anew: they are those of the server from now on."""

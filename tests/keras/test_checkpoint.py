@@ -416,3 +416,13 @@ def test_of_a_fit_that_has_failed_on_several_ranks_nothing_stays(tmp_path, monke
         thread.join(30)
     assert lives() == []
     assert "ended" in (tmp_path / "ranks/live.rank1.json").read_text()
+
+
+@pytest.mark.slow
+def test_facts_of_an_epoch_that_was_begun_before_count_the_rest_of_it(tmp_path, file):
+    with pytest.raises(SystemExit):
+        keras_checkpoint.train(tmp_path, file, stop_at=14, how="signal", wrapper="Downpour")
+    keras_checkpoint.train(tmp_path, file, wrapper="Downpour")
+    lines = map(json.loads, (tmp_path / "ranks" / "facts.rank0.jsonl").read_text().splitlines())
+    found = [(one["epoch"], one["batches"], one["samples"]) for one in lines if one["what"] == "epoch"]
+    assert found == [(0, 10, 40), (1, 6, 24), (2, 10, 40)]
