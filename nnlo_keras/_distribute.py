@@ -55,7 +55,9 @@ from nnlo_keras._group_exchanges import GroupExchanges, local_step_of, refuse_in
 from nnlo_keras._model_optimizers import (
     any_wrapper_in,
     assign_variables,
+    attach,
     build,
+    detach,
     refuse_constraints,
     wrappers_in,
 )
@@ -236,8 +238,9 @@ class Distribute(keras.callbacks.Callback):
         wrappers = wrappers_in(self.model)
         world = self._world or launched()
         for wrapper in wrappers.values():
-            wrapper.mode, wrapper.attached = StepMode.ALONE, True
+            wrapper.mode = StepMode.ALONE
             wrapper.several = world is not None and world.size > 1
+        attach(self.model, [*wrappers.values()])
         container = self._container = callbacks_of_fit()
         callbacks = [] if container is None else container.callbacks
         self._rank_callbacks = [one for one in callbacks if isinstance(one, RankCallback)]
@@ -652,6 +655,7 @@ class Distribute(keras.callbacks.Callback):
         for undo in reversed(self._restore):
             undo()
         self._restore.clear()
+        detach(self.model, [*wrappers_in(self.model).values()])
 
 
 class _Stays:

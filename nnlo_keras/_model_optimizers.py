@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,8 +18,10 @@ from nnlo_keras._wrapper import Wrapper, wrapper_of
 __all__ = [
     "any_wrapper_in",
     "assign_variables",
+    "attach",
     "build",
     "build_metrics",
+    "detach",
     "optimizers_of",
     "refuse_constraints",
     "wrappers_in",
@@ -190,6 +192,34 @@ def _not_its_own(wrapper: Wrapper, *, alone: bool) -> str:
     else:
         return ""
     return f"but {name} {does}, or an algorithm whose optimizer runs on workers, such as LocalSGD"
+
+
+class _Unattached:
+    """The training function of a model between two trainings: a traced one would not ask its optimizers."""
+
+    def __init__(self, train: Callable[..., Any], wrappers: Sequence[Wrapper]) -> None:
+        self.train, self._wrappers = train, wrappers
+
+    def __call__(self, *args: Any) -> Any:
+        for one in self._wrappers:
+            one.check_attached()
+        return self.train(*args)
+
+
+def attach(model: Any, wrappers: Sequence[Wrapper]) -> None:
+    """Let a callback drive these optimizers of a model, whose training function `fit` has made."""
+    for one in wrappers:
+        one.attached = True
+    if isinstance(model.train_function, _Unattached):
+        model.train_function = model.train_function.train
+
+
+def detach(model: Any, wrappers: Sequence[Wrapper]) -> None:
+    """End that: a later `fit` without the callback is refused."""
+    for one in wrappers:
+        one.attached = False
+    if model.train_function is not None:
+        model.train_function = _Unattached(model.train_function, wrappers)
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:

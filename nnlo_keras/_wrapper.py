@@ -266,11 +266,7 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Use the gradients as the mode says; runs within the compiled training step."""
         self.applied += 1
-        if not self.attached and launched() is not None:
-            raise ConfigurationError(
-                f"{type(self).__name__} is used in a training of several ranks, but no callback exchanges; "
-                "add nnlo_keras.Distribute() to the callbacks of fit()"
-            )
+        self.check_attached()
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
         if self.mode in (StepMode.ACCUMULATE, StepMode.KEEP):
@@ -280,6 +276,16 @@ class Wrapper(WrapperBase, Delegation, keras.optimizers.Optimizer):
                 self._step_locally(grads, variables)
             return None
         return self.inner_optimizer.apply(grads, trainable_variables)
+
+    def check_attached(self) -> None:
+        """Refuse to train without a callback that exchanges, in the first fit or in a later one."""
+        nothing_steps = self.mode in (StepMode.ACCUMULATE, StepMode.KEEP)
+        if not self.attached and (nothing_steps or launched() is not None):
+            raise ConfigurationError(
+                f"{type(self).__name__} is used in a training of several ranks, but no callback exchanges; "
+                "add nnlo_keras.Distribute() to the callbacks of fit(), or, to train on this rank alone, "
+                "compile the model with a plain optimizer"
+            )
 
     def _accumulate(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         assert self.sum is not None  # build has made it

@@ -411,3 +411,22 @@ def test_what_would_not_be_overwritten_by_its_own_gradient_is_refused(name, opti
 def test_a_variable_is_overwritten_by_its_gradient_on_the_centre_and_on_workers(name, options, monkeypatch):
     monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
     assert overwritten(name, options) == [2.0] * 3
+
+
+@pytest.mark.parametrize("again", ["fit", "train_on_batch"])
+@pytest.mark.parametrize("name", ["Downpour", "EASGD"])
+def test_a_training_after_the_first_one_is_refused_without_a_callback(name, again, monkeypatch):
+    """On workers it would add up gradients that nobody gets, and each rank would have a model of its own."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+    def program(world):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(getattr(nk, name)(keras.optimizers.SGD(0.01)), "mse")
+        x = nk.shard(np.arange(1, 13, dtype="f4")[:, None], world=world)
+        for _ in range(2):
+            model.fit(x, x, batch_size=2, verbose=0, callbacks=[nk.Distribute(world=world)])
+        with pytest.raises(ConfigurationError, match=r"but no callback exchanges; add nnlo_keras.Distribute"):
+            getattr(model, again)(x, x)
+
+    with MemoryCluster(3) as cluster:
+        cluster.run(program, timeout_s=100)

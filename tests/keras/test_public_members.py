@@ -389,7 +389,7 @@ def test_local_steps_go_by_gradients_that_are_not_scaled(local):
         wrapped = nk.Downpour(inner, local=o.SGD(0.25) if local == "another" else local)
         variable = keras.Variable([1.0, 2.0])
         wrapped.build([variable])
-        wrapped.sum, wrapped.mode = _Sum(), nk._wrapper.StepMode.ACCUMULATE
+        wrapped.sum, wrapped.mode, wrapped.attached = _Sum(), nk._wrapper.StepMode.ACCUMULATE, True
         wrapped.apply([keras.ops.ones(2) * (scale or 1.0)], [variable])
         found.append(values([variable]))
     same(*found)
