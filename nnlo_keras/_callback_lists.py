@@ -21,6 +21,7 @@ __all__ = [
     "drop_center_callbacks",
     "last_of",
     "own_logs",
+    "refuse_averages",
     "refuse_backup",
     "refuse_loading",
     "restored_first",
@@ -199,6 +200,37 @@ def refuse_loading(container: Any, servers: int) -> None:
         )
         error.collective = True  # all ranks have the same callbacks
         raise error
+
+
+def refuse_averages(container: Any, name: str, servers: int, *, on_center: bool) -> None:
+    """Refuse callbacks that put an optimizer's averages into the centre, if they are not of the centre.
+
+    Args:
+        container: the callbacks.
+        name: the algorithm's.
+        servers: their number.
+        on_center: whether the optimizer, which keeps the averages, steps the centre.
+
+    Raises:
+        ConfigurationError: there is one; raised on all ranks.
+    """
+    if not servers or not any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in container.callbacks):
+        return
+    if not on_center:
+        problem = (
+            f"with {name}, but the averages of its optimizer are of each worker's own weights, not of the "
+            "centre; use an algorithm whose optimizer runs on the centre, such as Downpour, or servers=0"
+        )
+    elif servers > 1:
+        problem = (
+            f"with servers={servers}, but each server has only the averages of its part of the centre; use "
+            "servers=1"
+        )
+    else:
+        return
+    error = ConfigurationError(f"SwapEMAWeights was given {problem}")
+    error.collective = True  # all ranks have the same callbacks
+    raise error
 
 
 def refuse_backup(container: Any) -> None:

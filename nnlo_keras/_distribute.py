@@ -26,6 +26,7 @@ from nnlo_common.plugin import (
 from nnlo_keras._callback_lists import (
     bring_back,
     drop_center_callbacks,
+    refuse_averages,
     refuse_backup,
     refuse_loading,
     restored_first,
@@ -225,6 +226,8 @@ class Distribute(keras.callbacks.Callback):
             refuse_loading(container, wrapper.ranks.servers)
         if wrapper.ranks.servers == 0:
             refuse_backup(container)
+        on_center = wrapper.algorithm.optimizer_runs == "center"
+        refuse_averages(container, type(wrapper).__name__, wrapper.ranks.servers, on_center=on_center)
         role = wrapper.topology(world).assignment(world.rank).title
         if speaks(role):
             restored_first(container)

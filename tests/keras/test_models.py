@@ -413,6 +413,30 @@ def test_a_variable_is_overwritten_by_its_gradient_on_the_centre_and_on_workers(
     assert overwritten(name, options) == [2.0] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("EASGD", {}, "are of each worker's own weights"),
+        ("LocalSGD", {}, "are of each worker's own weights"),
+        ("Downpour", {"servers": 2}, "servers=2, but each server has only"),
+    ],
+)
+def test_averages_that_are_not_of_the_centre_do_not_take_its_place(name, options, reason, monkeypatch):
+    """The centre would be swapped with averages that no step has moved, which are zeros."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+    def program(world):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1, use_ema=True)
+        model.compile(getattr(nk, name)(optimizer, **options), "mse")
+        x = nk.shard(np.arange(1, 13, dtype="f4")[:, None], world=world, **options)
+        callbacks = [nk.Distribute(world=world), keras.callbacks.SwapEMAWeights()]
+        model.fit(x, x, batch_size=2, verbose=0, callbacks=callbacks)
+
+    with pytest.raises(ConfigurationError, match=reason), MemoryCluster(4) as cluster:
+        cluster.run(program, timeout_s=100)
+
+
 @pytest.mark.parametrize("again", ["fit", "train_on_batch"])
 @pytest.mark.parametrize("name", ["Downpour", "EASGD"])
 def test_a_training_after_the_first_one_is_refused_without_a_callback(name, again, monkeypatch):
