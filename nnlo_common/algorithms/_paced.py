@@ -164,6 +164,8 @@ class PacedOptimizer(Stateful):
 
     def begin(self, x: Vector, gradient: Vector, stretches: Sequence[Stretch], pace: Pace) -> PartWork:
         """Begin a commit; return what moves a part of `x` and makes that part of `gradient` the reply."""
+        if not self.velocity.size and any(map(_moves, stretches)):  # a schedule has set a momentum
+            self.velocity = zeroed(4 * self._size).view(np.float32)
         self._bind()
         self.steps += 1
         self._optimizer.count(self.steps)

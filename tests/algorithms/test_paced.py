@@ -140,6 +140,19 @@ def trained(rule, commits, seed=0):
     return rule
 
 
+def test_a_momentum_may_begin_in_the_course_of_a_training():
+    optimizer = Given()
+    optimizer.now = [replace(one, momentum=0.0) for one in MOMENTA]
+    paced, equations, draw = PacedOptimizer(SIZE, optimizer), Equations(), np.random.default_rng(1)
+    x = equations.x.astype("f4")
+    for stretches in (optimizer.now, MOMENTA, MOMENTA):
+        gradient = draw.standard_normal(SIZE).astype("f4")
+        ahead = equations.commit(gradient.astype(float), stretches, PACES[0])
+        paced.begin(x, gradient, stretches, PACES[0])(slice(0, SIZE))
+        np.testing.assert_allclose(x, equations.x, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(gradient, ahead, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "optimizer", [lambda: SGD(0.1, momentum=0.9), lambda: Adam(0.01)], ids=["SGD", "Adam"]
 )

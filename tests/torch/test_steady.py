@@ -45,7 +45,7 @@ def model_of():
 def plain(model, name="momentum"):
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.01)
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if name == "without momentum" else 0.9)
 
 
 def trained(world=None, *, whole=False, schedule=None, epochs=EPOCHS, name="momentum", **options):
@@ -167,6 +167,16 @@ def test_a_schedule_by_batch_follows_progress(whole):
             assert one["steps"] == 33
             for epoch in range(EPOCHS):
                 assert one["epochs"][epoch][2] == pytest.approx(alone["epochs"][epoch][2])
+
+
+@pytest.mark.parametrize("options", [{}, {"servers": 0}], ids=str)
+def test_a_schedule_may_set_a_momentum_that_was_zero(options):
+    def one_cycle(optimizer, batches):  # it cycles the momentum, too
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=EPOCHS * batches)
+
+    for one in on_ranks(3, schedule=one_cycle, name="without momentum", **options):
+        assert one["model"].weight.isfinite().all()
+        assert not torch.equal(one["model"].weight, model_of().weight)
 
 
 def test_a_schedule_by_epoch_is_left_alone():
