@@ -687,8 +687,8 @@ def _cut(begin_s: float, end_s: float, times: Mapping[int, list[float]]) -> Iter
         last = begin_s + (end_s - begin_s) * (number + 1) / 5
         count = 0.0
         for ends in times.values():
-            steps = np.arange(1, len(ends) + 1)
-            count += float(np.interp(last, ends, steps) - np.interp(first, ends, steps))
+            steps, at_s = np.arange(len(ends) + 1), [0.0, *ends]
+            count += float(np.interp(last, at_s, steps) - np.interp(first, at_s, steps))
         yield count, last - first
 
 

@@ -110,6 +110,14 @@ def test_a_straggler_slows_those_who_wait_for_it_only():
     assert backed.batches_per_s > 2.8
 
 
+@pytest.mark.parametrize("steps", [5, 60])
+def test_a_worker_that_hardly_moves_takes_nothing_from_the_others(steps):
+    costs = Costs(step=1.0, slow={0: 1000.0}, **FREE)
+    run = simulate(Ranks(algorithm=Downpour(), workers=3), costs, steps=steps)
+    assert run.batches_per_s == pytest.approx(2.001, rel=1e-3)
+    assert run.spread == pytest.approx((2.001, 2.001), rel=1e-3)
+
+
 def test_reading_counts_where_it_takes_longer():
     fast = Costs(step=0.05, read=0.02, **FREE)
     slow = Costs(step=0.05, read=0.2, **FREE)
