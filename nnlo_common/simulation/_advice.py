@@ -287,8 +287,9 @@ class Advice:
     def _most(self, ranks: Ranks) -> float:
         """Return a speed that a layout cannot exceed: of its steps, and of its servers."""
         costs = self.costs_of(ranks.algorithm)
-        step_s = costs.batch_mean_s - costs.optimizer_s
-        pace = ranks.training / (step_s + self.costs.reduced_s(ranks.group_size))
+        step_s = max(costs.batch_mean_s - costs.optimizer_s, 0.0)  # they were measured at different times
+        batch_s = step_s + self.costs.reduced_s(ranks.group_size)
+        pace = ranks.training / batch_s if batch_s else math.inf
         if ranks.servers:
             every: int = getattr(ranks.algorithm, "every", 1)
             served_s = costs.served_mean_s / ranks.servers

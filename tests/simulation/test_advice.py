@@ -64,6 +64,14 @@ def test_a_step_that_hardly_grows_with_its_batch_asks_for_a_larger_one():
     assert surely <= speed
 
 
+def test_an_optimizer_that_was_timed_longer_than_the_whole_step_is_all_of_it():
+    """The parts of a step are timed after the steps, when the machine may be slower."""
+    facts = replace(example_facts(step_s=0.05), optimizer_s=0.2)
+    advice = Advice(facts)
+    assert [one.workers for one in advice.curve] == [1, 2, 4, 8]
+    assert all(math.isfinite(one.time) and one.time > 0 for one in advice.curve)
+
+
 def test_slow_reading_is_named_first():
     advice = Advice(replace(example_facts(), read_s=[0.2] * 5))
     assert "reading a batch takes 200 ms" in advice.verdicts[0]
