@@ -164,16 +164,30 @@ def _paced(step: Callable[..., None]) -> Callable[..., None]:
     return paced
 
 
+def _training_of(optimizer: Any) -> _Training | None:
+    """Return the training of an optimizer, which another package may have put its own around."""
+    while optimizer is not None:
+        if find := _trainings.get(id(optimizer)):
+            return find()
+        optimizer = vars(optimizer).get("optimizer")
+    return None
+
+
 def _due(scheduler: Any) -> int:
     """Return how often to step now."""
-    find = _trainings.get(id(getattr(scheduler, "optimizer", None)))
-    training = None if find is None else find()
-    if training is None or not training.counts_progress or not training.in_epoch():
+    training = _training_of(getattr(scheduler, "optimizer", None))
+    if training is None or not training.counts_progress:
         return 1
     earlier, progress, size, batch = training.paces
+    within = training.in_epoch()
     if not size or not batch:  # nothing is known before the first step
-        return 0
+        return 0 if within else 1
+    begun, end = (steps_of_one_process(epochs, 0, size, batch) for epochs in (earlier, earlier + 1))
     target = steps_of_one_process(earlier, progress, size, batch)
-    done: int = vars(scheduler).get(_COUNT, steps_of_one_process(earlier, 0, size, batch))
+    done: int = vars(scheduler).get(_COUNT, begun)
+    if target < end <= done:  # it was loaded, and has made its steps in another training
+        done = begun
+    if not within and done <= begun:  # a schedule by epoch; one by batch may be late, after the last batch
+        return 1
     setattr(scheduler, _COUNT, max(target, done))
     return max(0, target - done)

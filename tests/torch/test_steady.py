@@ -13,6 +13,7 @@ from nnlo_common.testing import MemoryCluster
 
 torch = pytest.importorskip("torch", reason="the environment for MPICH has no frameworks")
 import nnlo_torch as nt  # noqa: E402
+from nnlo_torch import _schedules  # noqa: E402
 
 pytestmark = [pytest.mark.framework("torch"), pytest.mark.sampled(2)]
 
@@ -177,6 +178,90 @@ def test_a_schedule_may_set_a_momentum_that_was_zero(options):
     for one in on_ranks(3, schedule=one_cycle, name="without momentum", **options):
         assert one["model"].weight.isfinite().all()
         assert not torch.equal(one["model"].weight, model_of().weight)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, as accelerate makes it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+def scheduled(world, *, around=lambda optimizer: optimizer, state=None, **options):
+    """Train two epochs with a schedule by batch; return the role, and the schedule's state after each."""
+    torch.set_num_threads(1)
+    model, data = model_of(), Numbered()
+    wrapper = nt.Steady(plain(model), world=world, **options)
+    sampler = nt.ShardSampler(data, optimizer=wrapper, unit=BATCH)
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH, sampler=sampler)
+    optimizer = around(wrapper)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+    if state is not None:
+        schedule.load_state_dict(state)
+    found = []
+    for _ in range(2):
+        for x, y, _ in loader:
+            wrapper.zero_grad()
+            ((model(x) - y) ** 2).mean().backward()
+            optimizer.step()
+            schedule.step()
+        found.append(copy.deepcopy(schedule.state_dict()))
+    wrapper.close()
+    return wrapper.role, found
+
+
+def places(size, **options):
+    """The places of the workers' schedules after each epoch."""
+    with MemoryCluster(size) as cluster:
+        ranks = cluster.run(lambda world: scheduled(world, **options), timeout_s=60)
+    return [[one["last_epoch"] for one in states] for role, states in ranks if role != "server 0"]
+
+
+@pytest.mark.parametrize("options", [{}, {"servers": 0}], ids=str)
+def test_a_schedule_made_for_an_optimizer_around_ours_follows_progress(options):
+    assert all(one == [11, 22] for one in places(3, around=Around, **options))
+
+
+class Paces:
+    """A training of two epochs of 30 samples in batches of 10, one progress after the other."""
+
+    counts_progress = True
+
+    def __init__(self):
+        self.paces, self._within = (0, 0.0, 0.0, 0.0), False
+
+    def in_epoch(self):
+        return self._within
+
+    def due(self, schedule, epoch, progress, *, within):
+        self.paces, self._within = (epoch, progress, 30.0, 10.0), within
+        return _schedules._due(schedule)
+
+
+def test_after_the_last_batch_a_schedule_by_batch_makes_what_is_left_and_one_by_epoch_a_step(monkeypatch):
+    optimizer, paces = plain(model_of()), Paces()
+    by_batch, by_epoch = (torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0) for _ in range(2))
+    monkeypatch.setattr(_schedules, "_trainings", {id(optimizer): lambda: paces})
+    assert _schedules._due(by_batch) == 1  # before the first step nothing is known
+    for epoch in range(2):
+        assert [paces.due(by_batch, epoch, made, within=True) for made in (8.0, 22.0)] == [0, 2]
+        # Loops that take a batch ahead are told of the end before they train on the last one.
+        assert paces.due(by_batch, epoch, 31.0, within=False) == 1
+        assert paces.due(by_epoch, epoch, 31.0, within=False) == 1
+
+
+def test_a_schedule_by_batch_goes_on_in_another_training():
+    with MemoryCluster(3) as cluster:
+        ranks = cluster.run(lambda world: scheduled(world, servers=0), timeout_s=60)
+    state = ranks[0][1][-1]
+    assert places(3, state=state, servers=0) == [[33, 44]] * 3
 
 
 def test_a_schedule_by_epoch_is_left_alone():
