@@ -119,7 +119,9 @@ class Serve(Callback):
         batches = loop.batch_progress.total.ready - self._batches
         steps = trainer.global_step - self._steps
         whole = loop.batch_progress.is_last_batch
-        counts = most(self._wrapper, {"batches": batches, "steps": steps, "whole": whole})
+        paced = self._paced_schedules(trainer)
+        places = {name: schedule.last_epoch for name, schedule in paced.items()}
+        counts = most(self._wrapper, {"batches": batches, "steps": steps, "whole": whole, **places})
         most_batches, most_steps = round(counts["batches"]), round(counts["steps"])
         scheduled = self._wrapper.serves and trainer.lightning_module.automatic_optimization
         if scheduled and any(one.interval == "step" for one in trainer.lr_scheduler_configs):
@@ -128,8 +130,11 @@ class Serve(Callback):
                 group.update(options)
         for number in range(batches, most_batches):
             loop.batch_progress.increment_by(1, is_last_batch=number + 1 == most_batches)
-            if scheduled:
+            if scheduled and not paced:
                 loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        for name, schedule in paced.items() if scheduled else ():
+            for _step in range(round(counts[name]) - schedule.last_epoch):
+                schedule.step()
         manual, automatic = loop.manual_optimization, loop.automatic_optimization
         if trainer.lightning_module.automatic_optimization:
             automatic.optim_progress.optimizer.step.increment_by(most_steps - steps)
@@ -139,6 +144,18 @@ class Serve(Callback):
         if scheduled and counts["whole"]:
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         return most_batches > 0
+
+    def _paced_schedules(self, trainer: Any) -> dict[str, Any]:
+        """Return the schedules by step that follow progress: they make other steps than the loop."""
+        if not self._wrapper.counts_progress:
+            return {}
+        found = [one.scheduler for one in trainer.lr_scheduler_configs if one.interval == "step"]
+        return {
+            f"schedule {number}": one
+            for number, one in enumerate(found)
+            if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+            and not isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        }
 
     def _average(self, pl_module: Any, trainer: Any) -> None:
         """Log the workers' means of this epoch on all ranks, so that all monitor the same."""

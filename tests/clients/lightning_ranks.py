@@ -150,6 +150,8 @@ CASES = {
     "unvalidated": lambda folder: fit(Small(), folder, validates=False)[:2],
     "manual": lambda folder: fit(Small(manual=True), folder)[:2],
     "processes": lambda folder: fit(Small(), folder, loading=PROCESSES)[:2],
+    "steady": lambda folder: fit(Small(nt.Steady, schedule=("step", one_cycle)), folder)[:2],
+    "steady_resumed": lambda folder: resumed(folder, wrapper=nt.Steady),
     "rounds": lambda folder: fit(Small(nt.LocalSGD, every=3), folder)[:2],
     "elastic": lambda folder: fit(Small(nt.EASGD, every=2, beta=0.9), folder)[:2],
     "groups": lambda folder: fit(Small(schedule=("step", decay), group_size=3), folder)[:2],

@@ -78,6 +78,20 @@ def test_all_ranks_stop_together_resume_and_train_twice():
 @pytest.mark.mpi
 @pytest.mark.extended
 @pytest.mark.timeout(600)
+def test_schedules_that_follow_progress_are_at_the_steps_of_one_process_on_all_ranks():
+    found = accounts("steady", "steady_resumed")
+    # 98 samples in batches of 8 are 13 steps of one process.
+    for case, steps in {"steady": 39, "steady_resumed": 52}.items():
+        _, own = shared(found[case])
+        # The server, and who ends the epoch; another worker does not see what comes after its last batch.
+        places = sorted(one["at"][0] for one in own)
+        assert places[-2:] == [steps, steps], case
+        assert places[0] >= steps - 13, case
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(600)
 def test_groups_make_the_steps_of_one_process_with_the_large_batch():
     """With a server, and without one, where the first rank trains and validates; all ranks alike."""
     groups = accounts(
