@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,14 +47,19 @@ class CatchUp(transformers.TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Remember the counts before the epoch."""
         self._steps, self._loss = state.global_step, total_loss(self._trainer)
-        self._options = options_of(self._trainer.wrapper)
+        self._epoch, self._options = state.epoch or 0.0, options_of(self._trainer.wrapper)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the workers' steps on all ranks alike, and step the server's scheduler as often."""
         trainer, wrapper = self._trainer, self._trainer.wrapper
         if wrapper.serves:
             control.should_training_stop = False  # the loop took an epoch without a batch for the end of data
-        counts = most(wrapper, {"steps": state.global_step - self._steps, "epoch": state.epoch or 0})
+        made, epoch = state.global_step - self._steps, state.epoch or 0.0
+        if wrapper.counts_progress and not wrapper.serves:  # in steps of one process, as schedules do
+            whole = trainer.updates
+            made = min(wrapper.batches_made(made), whole) if control.should_training_stop else whole
+            epoch = self._epoch + made / whole
+        counts = most(wrapper, {"steps": made, "epoch": epoch})
         steps = round(counts["steps"])
         own = total_loss(trainer) - self._loss  # 0 on a server
         brought = {} if wrapper.serves else {"loss": own}
@@ -65,7 +71,7 @@ class CatchUp(transformers.TrainerCallback):
         if wrapper.serves:
             control.should_log = True
             schedule = trainer.lr_scheduler
-            if not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            if "metrics" not in inspect.signature(schedule.step).parameters:
                 # Workers have sent the rates that their schedulers set; begin where they began.
                 for group, options in zip(wrapper.param_groups, self._options, strict=True):
                     group.update(options)
@@ -196,6 +202,7 @@ class TrainerMixin(LoopHooks):
         self, *arguments: Any, wrap: Callable[[torch.optim.Optimizer], Wrapper] | None = None, **options: Any
     ) -> None:
         self.wrap, self.several = wrap, launched() is not None
+        self.updates = 1  # of an epoch
         self.wrapper: Wrapper | None = None
         super().__init__(*arguments, **options)
         own: Any = self
@@ -260,8 +267,9 @@ class TrainerMixin(LoopHooks):
             return values
         epochs, updates, examples, samples, batch, in_epoch, steps = values
         alike = most(self.wrapper, {"epochs": epochs, "updates": updates, "steps": steps}, of_all=True)
+        self.updates = round(alike["updates"])
         return (
-            round(alike["epochs"]), round(alike["updates"]), examples, samples, batch, in_epoch,
+            round(alike["epochs"]), self.updates, examples, samples, batch, in_epoch,
             round(alike["steps"]),
         )  # fmt: skip
 

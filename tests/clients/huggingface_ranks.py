@@ -108,6 +108,9 @@ CASES = {
         folder, eval_strategy="steps", save_strategy="steps", eval_steps=2, save_steps=2
     ),
     "plateau": lambda folder: train(folder, lr_scheduler_type="reduce_lr_on_plateau"),
+    "greedy": lambda folder: train(folder, lr_scheduler_type="greedy"),
+    "steady": lambda folder: train(folder, wrap=nt.Steady, lr_scheduler_type="linear"),
+    "steady_resumed": lambda folder: resumed(folder, nt.Steady),
     "rounds": lambda folder: train(folder, wrap=lambda optimizer: nt.LocalSGD(optimizer, every=3)),
     "groups": lambda folder: train(folder, wrap=grouped, gradient_accumulation_steps=2),
     "lead": lambda folder: train(folder, wrap=led, num_train_epochs=40, patience=0.02),

@@ -51,6 +51,29 @@ def test_all_ranks_end_with_the_same_scores_steps_and_best_checkpoint():
 @pytest.mark.mpi
 @pytest.mark.extended
 @pytest.mark.timeout(500)
+def test_steps_and_schedules_that_follow_progress_are_those_of_one_process():
+    alike, own = accounts("steady", "steady_resumed")
+    # 98 samples in batches of 8 are 13 steps of one process.
+    for case, epochs in {"steady": 3, "steady_resumed": 4}.items():
+        assert (alike[case]["step"], alike[case]["epoch"]) == (13 * epochs, epochs), case
+        # The server, and who ends the epoch; another worker does not see what comes after its last batch.
+        places = sorted(one["at"] for one in own[case])
+        assert places[-2:] == 2 * [13 * epochs], case
+        assert places[0] >= 13 * (epochs - 1), case
+
+
+@pytest.mark.skipif(not hasattr(transformers, "GreedyLR"), reason="this version has no such schedule")
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(500)
+def test_a_schedule_by_metrics_is_stepped_by_evaluations_on_all_ranks():
+    _, own = accounts("greedy")
+    assert [one["at"] for one in own["greedy"]] == [3] * 4
+
+
+@pytest.mark.mpi
+@pytest.mark.extended
+@pytest.mark.timeout(500)
 def test_groups_make_the_steps_of_one_process_with_the_large_batch():
     """With a server, and without one, where the first rank trains and evaluates; all ranks alike."""
     found, own = accounts("groups", "lead", "lead_resumed", "whole_lead", "whole_group")
