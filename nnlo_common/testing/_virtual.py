@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnlo_common.algorithms import EASGD
-from nnlo_common.base._errors import DroppedError, PeerLostError
+from nnlo_common.base._errors import ConfigurationError, DroppedError, PeerLostError
 from nnlo_common.base._flat_vector import FlatVector, Frame, Vector
 from nnlo_common.protocol import (
     Action,
@@ -325,6 +325,13 @@ class ServerDeath:
     died: int
     shard: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.copied <= self.died:
+            raise ConfigurationError(
+                f"copied={self.copied!r} with died={self.died!r} is not possible: a server is copied before "
+                "it dies; give numbers of handled requests, from 0 on, the smaller one as copied"
+            )
+
 
 class VirtualCluster:
     """Runs servers and workers' programs message by message, without threads, clocks or chance.
@@ -428,10 +435,9 @@ class VirtualCluster:
         return self._schedule.choose(waiting) if waiting else None
 
     def _strike(self) -> None:
-        """Copy the state of the server that dies next, and let it die, when it is time."""
+        """Copy the states of servers that die later, and let them die, when it is time."""
         handled = sum(self._handled.values())
-        if self._deaths and self._deaths[0].copied == handled:
-            shard = self._deaths[0].shard
+        for shard in {one.shard for one in self._deaths if one.copied == handled}:
             self._copies[shard] = self.servers[shard].copy()
         while self._deaths and self._deaths[0].died <= handled:
             self._replace_server(self._deaths.pop(0).shard)

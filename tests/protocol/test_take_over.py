@@ -279,6 +279,19 @@ def test_a_shard_that_nobody_serves_is_named():
         train("downpour", deaths=[ServerDeath(1, 2, shard=2)], servers=2)
 
 
+@pytest.mark.parametrize(("copied", "died"), [(9, 6), (-1, 6)])
+def test_a_copy_that_no_server_could_have_made_is_refused(copied, died):
+    with pytest.raises(ConfigurationError, match=f"copied={copied}.*died={died}"):
+        ServerDeath(copied, died)
+
+
+def test_each_shard_goes_back_to_its_own_newest_copy():
+    deaths = [ServerDeath(3, 20, 0), ServerDeath(18, 21, 1)]  # the second was copied before the first died
+    run = train("downpour", deaths=deaths, servers=2)
+    assert [server.rank for server in run.servers] == [5, 6]
+    assert run.servers[0].commits_lost > 3 >= run.servers[1].commits_lost
+
+
 @pytest.mark.parametrize("heir", [False, True])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_one_shard_goes_back_to_its_copy_and_the_other_goes_on(shard, heir):
