@@ -296,6 +296,10 @@ def _load(servers: Sequence[Server], workers: Sequence[Worker], resume: Mapping[
 
 
 def _check_counts(resume: Mapping[str, Any], servers: int, workers: int) -> None:
+    if not {"servers", "workers"} <= resume.keys():
+        raise ConfigurationError(
+            f"resume={resume!r:.60} has {sorted(resume)}; pass what state() of an earlier run has returned"
+        )
     found = (len(resume["servers"]), len(resume["workers"]))
     if found != (servers, workers):
         raise ConfigurationError(
@@ -329,7 +333,12 @@ def _program(
         yield from worker.begin_epoch()
         for _ in range(steps_of_epoch):
             yield Compute()
-            worker.gradient.vector[:] = gradient(worker.gradient_point(), worker.rank)
+            found = gradient(worker.gradient_point(), worker.rank)
+            if found is None:  # it would become NaN
+                raise ConfigurationError(
+                    f"gradient(x, {worker.rank}) returned None; return the gradient at x, of its size"
+                )
+            worker.gradient.vector[:] = found
             yield from worker.step()
             if observe is not None:
                 observe(worker, next(done))

@@ -456,11 +456,17 @@ def test_in_turn_the_staleness_of_64_workers_is_63():
         ({"losses": {2: 1, 4: 1}}, "4 is not the rank of a worker"),
         ({"losses": {2: -1}}, r"losses\[2\]=-1: must be a whole number of at least 0"),
         ({"losses": {2: 0.5}}, r"losses\[2\]=0.5: must be a whole number"),
+        ({"resume": {"servers": []}}, r"resume=.* has \['servers'\]; pass what state\(\) of an earlier run"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_what_was_found_and_what_is_expected(options, problem):
     with pytest.raises(ConfigurationError, match=problem):
         run(**{"servers": 1, **options})
+
+
+def test_a_gradient_that_is_not_returned_is_refused():
+    with pytest.raises(ConfigurationError, match=r"gradient\(x, 1\) returned None; return the gradient"):
+        train_virtually(Downpour(), lambda x, rank: None, [1.0], workers=2, steps=1, optimizer=SGD(1.0))
 
 
 def test_numbers_may_be_those_of_numpy():
