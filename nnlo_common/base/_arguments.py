@@ -10,7 +10,9 @@ import numpy as np
 
 from nnlo_common.base._errors import ConfigurationError
 
-__all__ = ["function_given", "is_number", "is_whole", "seconds_from", "whole_number"]
+__all__ = ["function_given", "is_number", "is_whole", "seconds_from", "whole_in", "whole_number"]
+
+_MOST_DIGITS = 300  # Python refuses to read 4,301
 
 
 def is_whole(value: object, least: float) -> TypeGuard[int]:
@@ -34,6 +36,16 @@ def whole_number(name: str, value: object, least: int) -> int:
     if is_whole(value, least):
         return int(value)
     raise ConfigurationError(f"{name}={value!r}: must be a whole number of at least {least}")
+
+
+def whole_in(text: str) -> int | None:
+    """Return the whole number that a text of digits means; None: it is no such text, or has too many digits.
+
+    Example:
+        >>> whole_in("12"), whole_in("-1"), whole_in("9" * 5000)
+        (12, None, None)
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def function_given(name: str, value: Callable[..., Any] | None, *, may_miss: bool = False) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from nnlo_common.base._arguments import whole_in
+
 __all__ = ["THREAD_VARIABLES", "threads_chosen", "usable_cores", "usable_threads"]
 
 # Each library reads its variable once, at load time.
@@ -24,9 +26,9 @@ def threads_chosen(env: Mapping[str, str]) -> tuple[str, int] | None:
     A list such as `OMP_NUM_THREADS=4,2` is for nested regions; its first entry counts.
     """
     for name in THREAD_VARIABLES:
-        first = env.get(name, "").split(",")[0].strip()
-        if first.isdecimal() and int(first) > 0:
-            return name, int(first)
+        first = whole_in(env.get(name, "").split(",")[0].strip())
+        if first:
+            return name, first
     return None
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from nnlo_common.base._arguments import seconds_from
+from nnlo_common.base._arguments import seconds_from, whole_in
 from nnlo_common.base._errors import MissingExtraError, StartupError
 from nnlo_common.cluster import _start_watch
 from nnlo_common.cluster._aborting import guard
@@ -141,8 +141,7 @@ def _pmix(env: Mapping[str, str]) -> Launch | None:
 
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name, "").strip()
-    return int(text) if text.isdecimal() else None
+    return whole_in(env.get(name, "").strip())
 
 
 def _shown(env: Mapping[str, str], *names: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnlo_common import __version__
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError
 from nnlo_common.commands._advise import ADVISE_OPTIONS
 from nnlo_common.commands._demo import ALGORITHMS, EXAMPLES, run_demo
@@ -268,9 +269,10 @@ def _parser() -> Parser:
 
 def _positive(text: str) -> int:
     """Return a whole number above 0."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    number = whole_in(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number above 0")
+    return number
 
 
 def _seconds(text: str) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._limited_formats import LARGEST_TOML
 from nnlo_common.cluster._gpus import share_host
@@ -37,6 +38,7 @@ from nnlo_common.commands.train._option import (
 from nnlo_common.commands.train._python_file import adapting, asked, users_line
 from nnlo_common.commands.train._run_folder import write_json
 from nnlo_common.commands.train._run_plan import side_of
+from nnlo_common.commands.train._settings import OPTIONS
 from nnlo_common.data import list_files
 from nnlo_common.data._preparation import PREPARATIONS
 from nnlo_common.data.formats._found import check_remote
@@ -199,9 +201,10 @@ def numbers(flag: str, words: tuple[str, ...]) -> int | list[int] | None:
     """Return the whole numbers of an option: one for all axes, or one for each; None: it was not given."""
     if not words:
         return None
-    if not all(word.isdecimal() for word in words):
-        raise ConfigurationError(f"--{flag} {' '.join(words)}: give whole numbers, one or as many as axes")
-    found = [int(word) for word in words]
+    found = [number for word in words if (number := whole_in(word)) is not None]
+    if len(found) < len(words):
+        told = " ".join(words)
+        raise ConfigurationError(f"--{flag} {told:.60}: give whole numbers, one or as many as axes")
     return found[0] if len(found) == 1 else found
 
 
@@ -301,13 +304,17 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
             f"{path} is not the folder of a run: it has no {_CONFIG}; name a run, or the file of a model"
         )
     config = parsed_toml(option_text(path / _CONFIG, str(path), LARGEST_TOML), str(path))
-    features, params = config.get("features_name", ()), config.get("model_params", {})
-    features = (features,) if isinstance(features, str) else features
+    asked_for = {
+        name: Given(config[name], str(path / _CONFIG)).read(OPTIONS[name])
+        for name in ("features_name", "pad", "mask")
+        if config.get(name) not in (None, [])
+    }
+    params = config.get("model_params", {})
     if not isinstance(config.get("model"), str) or not isinstance(params, dict):
         raise ConfigurationError(
             f"{path / _CONFIG} names no model; name the file of a model instead of the run"
         )
-    reading = {name: config[name] for name in ("pad", "mask") if config.get(name)}
+    reading = {name: asked_for[name] for name in ("pad", "mask") if asked_for.get(name)}
     for option_name, kind in PREPARATIONS.items():
         if (path / kind.file).is_file():
             reading[option_name] = kind.load(path / kind.file)
@@ -316,7 +323,7 @@ def _used(name: str, settings: UseSettings) -> UsedModel:
         model_params={**params, **settings.model_params},
         from_=str(path),
         settings=settings,
-        features_name=tuple(map(str, features)),
+        features_name=asked_for.get("features_name", ()),
         reading=reading,
     )
 
@@ -467,11 +474,11 @@ def _figure(loaded: Loaded, text: str) -> Figure:
     name, *rest = text.split(":")
     if name == "roc" and len(rest) == 1:
         return ROC(rest[0])
-    if name == "confusion" and len(rest) == 2 and rest[1].isdecimal():
-        return Confusion(rest[0], int(rest[1]))
+    if name == "confusion" and len(rest) == 2 and (classes := whole_in(rest[1])) is not None:
+        return Confusion(rest[0], classes)
     if rest or name in ("roc", "confusion"):
         raise ConfigurationError(
-            f"--figures {text}: give roc:LABELS, confusion:LABELS:CLASSES, or the name of a function"
+            f"--figures {text:.60}: give roc:LABELS, confusion:LABELS:CLASSES, or the name of a function"
         )
     function_named(loaded, "--figures", name)
     found = asked(loaded.module, loaded.path, name)

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError, MissingExtraError, NNLOError
 from nnlo_common.base._file_access import usable, whole
 from nnlo_common.commands.train._job import REFUSED, tell
@@ -279,6 +280,7 @@ def add_rechunk(commands: Any) -> None:
 
 def _positive(text: str) -> int:
     """Return a whole number above 0."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    number = whole_in(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number above 0")
+    return number

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._file_access import read_whole
 from nnlo_common.base._limited_formats import LARGEST_JSON, parsed_json
@@ -701,12 +702,13 @@ def _with_limit(asked: str) -> tuple[str, int]:
     name, colon, number = asked.rpartition(":")
     if not (colon and name and number.isdecimal()):
         return asked.strip("/"), _MOST_VALUES
-    if not 1 <= int(number) <= _LARGEST_VOCABULARY:
+    limit = whole_in(number)
+    if limit is None or not 1 <= limit <= _LARGEST_VOCABULARY:
         raise ConfigurationError(
-            f"vocabulary={asked!r} (--vocabulary): give a limit from 1 to {_LARGEST_VOCABULARY} different "
-            "values"
+            f"vocabulary={asked!r:.40} (--vocabulary): give a limit from 1 to {_LARGEST_VOCABULARY} "
+            "different values"
         )
-    return name.strip("/"), int(number)
+    return name.strip("/"), limit
 
 
 def texts_of(values: Array) -> list[str]:

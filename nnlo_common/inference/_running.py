@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy.typing as npt
 
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError, NNLOError
 from nnlo_common.base._spans import span
 from nnlo_common.cluster.transport._endpoint import RankWorld
@@ -373,12 +374,13 @@ def array_share(text: str | None, env: Mapping[str, str]) -> tuple[int, int] | N
                 "the part by hand, e.g. --part 2/5"
             ) from None
     else:
-        one, slash, other = text.partition("/")
-        if not (slash and one.strip().isdecimal() and other.strip().isdecimal()):
+        parts = [whole_in(word.strip()) for word in text.split("/")]
+        one, other = parts if len(parts) == 2 else (None, None)
+        if one is None or other is None:
             raise ConfigurationError(
-                f"--part {text}: give a number and how many there are, e.g. 2/5, or auto"
+                f"--part {text:.60}: give a number and how many there are, e.g. 2/5, or auto"
             )
-        number, of = int(one), int(other)
+        number, of = one, other
     if not 1 <= number <= of:
         raise ConfigurationError(f"--part {number}/{of}: the first part is 1/{of}, the last {of}/{of}")
     return number, of

@@ -173,6 +173,7 @@ def test_the_users_choice_of_threads_is_kept() -> None:
     assert threads_chosen({"OMP_NUM_THREADS": "4,2"}) == ("OMP_NUM_THREADS", 4)
     assert threads_chosen({"MKL_NUM_THREADS": "3"}) == ("MKL_NUM_THREADS", 3)
     assert threads_chosen({"OMP_NUM_THREADS": ""}) is None
+    assert threads_chosen({"OMP_NUM_THREADS": "9" * 5000, "MKL_NUM_THREADS": "3"}) == ("MKL_NUM_THREADS", 3)
     env = {"OPENBLAS_NUM_THREADS": "5"}
     assert limit_threads(2, 2, env=env) == 5
     assert env == {"OPENBLAS_NUM_THREADS": "5"}

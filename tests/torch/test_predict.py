@@ -174,6 +174,9 @@ def test_the_command_refuses_in_one_sentence(run, capsys):
         "predict r --data a.h5 --out y.h5 --figures wrong": "--figures wrong: wrong() returned 3; return "
         "an nnlo",
         "predict r --data a.h5 --out y.h5 --figures roc": "--figures roc: give roc:LABELS",
+        f"predict r --data a.h5 --out y.h5 --figures confusion:labels:{'9' * 5000}": "give roc:LABELS",
+        f"predict r --data a.h5 --out y.h5 --part 1/{'9' * 5000}": "give a number and how many there are",
+        f"predict r --data a.h5 --out y.h5 --batch {'9' * 5000}": "must be a whole number at least 1",
         "predict r --data none.h5 --out y.h5": "none.h5 does not exist on this host",
         "predict r --data a.h5 --out y.h5 --feature labels": "there is no option --feature; did you mean "
         "'--features",
@@ -185,6 +188,16 @@ def test_the_command_refuses_in_one_sentence(run, capsys):
         assert said in complaint
         assert complaint.startswith("nnlo predict: ")
     assert not list(Path().glob("y.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["features_name = 5", "features_name = [5]", "pad = 'x'", "mask = 3"])
+def test_a_folder_of_a_run_whose_options_were_damaged_is_refused(run, line, capsys):
+    config, (name, *_) = Path("r/config.toml"), line.split()
+    others = [one for one in config.read_text().splitlines() if not one.startswith(f"{name} ")]
+    config.write_text("\n".join([line, *others]))
+    assert main(["predict", run, "--data", "a.h5", "--out", "y.h5"]) == 2
+    assert f"config.toml: {line} is not possible" in capsys.readouterr().err
 
 
 @pytest.mark.mpi

@@ -257,6 +257,7 @@ def test_the_command_refuses_in_one_sentence(files, capsys):
     for words, said in {
         "": "--out is missing",
         "--out y.npy --tile 20 x": "--tile 20 x: give whole numbers",
+        f"--out y.npy --tile {'9' * 5000}": "9999: give whole numbers",
         "--out y.npy --tile 4": "a margin of 5 at both faces leave nothing of a tile of 4",
         "--out y.npy --reduce sur": "--reduce sur: the model's Python file has no function of this name; "
         "did you",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from nnlo_common.algorithms import Algorithm
 from nnlo_common.algorithms._found import ALGORITHMS
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.cluster._topology import Cell, Roles, Topology
 from nnlo_common.commands.train._option import (
@@ -492,9 +493,10 @@ class Settings:
         if self.fold is None:
             return None
         found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", self.fold)
-        if found is None or int(found[2]) < 2 or not 1 <= int(found[1]) <= int(found[2]):
+        part, parts = (0, 0) if found is None else (whole_in(one) or 0 for one in found.groups())
+        if parts < 2 or not 1 <= part <= parts:
             Given(self.fold).refuse(OPTIONS["fold"], "must be like 1/5, the first of five parts, to 5/5")
-        return range(int(found[1]) - 1, int(found[1])), int(found[2])
+        return range(part - 1, part), parts
 
     def _contradictions(self) -> Iterator[str]:
         if self.profile is not None:

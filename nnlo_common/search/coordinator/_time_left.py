@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 
+from nnlo_common.base._arguments import whole_in
 from nnlo_common.base._errors import ConfigurationError
 
 __all__ = ["TimeLeft", "end_of"]
@@ -89,12 +90,14 @@ def end_of(
         return until.timestamp()
     if until == "slurm":
         said = environment.get("SLURM_JOB_END_TIME", "")
-        if not said.isdecimal():
+        end = whole_in(said)
+        if end is None:
             raise ConfigurationError(
-                f"until='slurm': SLURM_JOB_END_TIME is {said!r}, not a time. Slurm 22.05 does not set it: "
-                f"put `{_TELL_THE_END}` into the job script before srun. Elsewhere give seconds or a datetime"
+                f"until='slurm': SLURM_JOB_END_TIME is {said!r:.60}, not a time. Slurm 22.05 does not set "
+                f"it: put `{_TELL_THE_END}` into the job script before srun. Elsewhere give seconds or a "
+                "datetime"
             )
-        return int(said) - _SLURMS_MARGIN_S
+        return end - _SLURMS_MARGIN_S
     if isinstance(until, int | float) and not isinstance(until, bool) and until > 0:
         return now_s + float(until)
     raise ConfigurationError(f"until={until!r}: give seconds from now, a datetime, or 'slurm'")
