@@ -49,6 +49,19 @@ def searched(folder):
     return json.loads(Path(folder, "search.json").read_text())
 
 
+def test_a_figure_after_the_last_epoch_cannot_prune(capsys):
+    Path("net.py").write_text(f"{NET}\ndef get_figure_of_merit(model):\n    return 1.0\n")
+    words = ["--prune", "median", "--val", "b.h5", "--num-iterations", "1", "--run"]
+    assert tune(*words, "s") == 2
+    said = (
+        "--prune median compares trials after each epoch, but get_figure_of_merit() is called after the last"
+    )
+    assert said in (complaint := capsys.readouterr().err)
+    assert "name a metric, e.g. --objective val_loss" in complaint
+    assert not Path("s/trials").exists()
+    assert tune(*words, "t", "--objective", "val_loss") == 0
+
+
 @pytest.mark.parametrize("words", [[], ["--checkpoint", "1"]], ids=str)
 def test_the_line_to_train_it_again_runs(capsys, words):
     assert (

@@ -14,7 +14,7 @@ from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.commands.train._option import nearest
 from nnlo_common.commands.train._stopping import rises
 
-__all__ = ["FUNCTION", "FigureOfMerit", "by_chance", "figure_of", "remark"]
+__all__ = ["FUNCTION", "FigureOfMerit", "by_chance", "default_metric", "figure_of", "remark"]
 
 # -- noise of a search: the best of several noisy trials looks better than it is -----------------------
 
@@ -138,7 +138,7 @@ def figure_of(
     if objective is None:
         if callable(getattr(module, FUNCTION, None)):
             return FigureOfMerit("", "last", bool(maximize))
-        objective = "val_loss" if "val_loss" in metrics else "loss"
+        objective = default_metric(metrics)
     metric, _, which = objective.partition(":")
     which = which or "last"
     if which not in _WHICH:
@@ -157,6 +157,11 @@ def figure_of(
         )
     upward = {"min": False, "max": True}.get(which, rises(metric)) if maximize is None else maximize
     return FigureOfMerit(metric, ("max" if upward else "min") if which == "best" else which, upward)
+
+
+def default_metric(metrics: Sequence[str]) -> str:
+    """Return the metric that trials are compared by unless one is named."""
+    return "val_loss" if "val_loss" in metrics else "loss"
 
 
 def merit(function: Callable[[Any], Any], model: Any) -> float:

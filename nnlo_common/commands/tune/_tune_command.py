@@ -27,7 +27,7 @@ from nnlo_common.commands.train._python_file import (
 )
 from nnlo_common.commands.train._run_plan import RunPlan, check_exchanges, check_files, data_of
 from nnlo_common.commands.train._settings import MODES, MOMENTUM, OPTIONS, settings_of, value_of
-from nnlo_common.commands.tune._figure_of_merit import FigureOfMerit, figure_of
+from nnlo_common.commands.tune._figure_of_merit import FUNCTION, FigureOfMerit, default_metric, figure_of
 from nnlo_common.commands.tune._request import BlockLayout, Request, in_flags, read_request
 from nnlo_common.commands.tune._search_facts import SearchFacts
 from nnlo_common.commands.tune._search_folder import Found, claim_search, inspect_folder
@@ -236,6 +236,12 @@ class SearchRun(RankCommand):
         try:
             search = request.search
             self.figure = figure_of(search.objective, search.maximize, loaded.module, training.metrics)
+            if search.prune != "none" and not self.figure.metric:
+                raise ConfigurationError(
+                    f"--prune {search.prune} compares trials after each epoch, but {FUNCTION}() is called "
+                    "after the last one only; leave out --prune, or name a metric, e.g. --objective "
+                    f"{default_metric(training.metrics)}"
+                )
             if self.layout.cell_size > 1:
                 check_exchanges(plan, settings.cell([""] * self.layout.cell_size))
         finally:
