@@ -83,6 +83,14 @@ PLANTED = {
         # Two with 1 and one with 1/3 of the pace: an epoch lasts 3 / (7/3) instead of 3, or 57 % less.
         r"^worker 2 \(rank 3 on a\) takes 3\.0 times .*30\.0 ms, the others 10\.0 ms.* would save 57 %",
     ),
+    "a worker three times as slow that leases samples": (
+        run_of(SERVER, *(replace(one, samples=300) for one in WORKERS[:2]), replace(SLOW, samples=100)),
+        r"^worker 2 .* look at its host; it took fewer samples than they, so that they need not wait for it$",
+    ),
+    "a worker three times as slow with as many samples": (
+        run_of(SERVER, *(replace(one, samples=300) for one in WORKERS[:2]), replace(SLOW, samples=290)),
+        r"^worker 2 .* look at its host; assignment=\"dynamic\" would save 57 % of an epoch$",
+    ),
     "a server that is the bottleneck": (
         run_of(replace(SERVER, shares=shares(apply=9.0, idle=1.0)), *(waiting(one, 5.0) for one in WORKERS)),
         r"^workers wait 50 % of their time, and a server works 90 % of its own: use servers=2, ",
