@@ -100,8 +100,7 @@ class Server:
         self.turned = set[int]()
         self.places: dict[int, int] = {}
         self.staleness: Counter[int] = Counter()
-        self.stopping, self.rate = False, 0.0
-        self.commits_lost = 0
+        self.stopping, self.rate, self.commits_lost = False, 0.0, 0
         self.after_commit: Callable[[], object] | None = None
         self.threads: Callable[[Collection[int]], int] | None = None
         self.before_taking: Callable[[Message], object] = lambda message: None
@@ -450,8 +449,9 @@ class Server:
     def _join(self, event: Received) -> list[Action]:
         peer = self.peers[event.message.sender]
         peer.standing = Standing.QUEUING
-        # On other servers it may queue for longer than on this one, until a worker here has trained on.
-        peer.fresh = event.message.again or self.rule.capacity() is not None
+        # On other servers it may queue for longer, until a worker here has trained on.
+        later = event.message.again or self.rule.capacity() is not None
+        peer.fresh = later and not (self._warm or event.message.newly or event.message.trained)
         if event.message.sender in self.places:
             self.other_servers.pop(event.message.sender, None)  # it is a spare no more
         if event.message.again:
