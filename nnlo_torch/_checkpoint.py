@@ -333,6 +333,8 @@ class Checkpoint:
             if self._epoch or self._batch:
                 for call in self._optimizer._joint.at_loading:
                     call(self._epoch)
+            if self._team is not None and (over or self._epoch >= count):
+                self._team.start()  # each of several servers has loaded its own part of the centre only
             try:
                 while self._epoch < count and not (over or self._optimizer.stopped):
                     yield self._epoch

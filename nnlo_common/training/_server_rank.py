@@ -110,6 +110,7 @@ class ServerRank:
         self._gone: set[int] = set()  # dead ranks
         self._away: set[int] = set()  # spares that have left, and take nobody's place
         self._served = False  # all has been served, and all is here: other deaths do not matter any more
+        self._resumed = False
         self._in_view = False  # between epochs, waiting for all workers to view the centre
         self._leaving, self._leavers = False, EarlyLeavers(server)
         self._stall_detector, self._drop = stall_detector, drop
@@ -179,6 +180,8 @@ class ServerRank:
     def start(self) -> None:
         """Serve until every worker has asked to join, so that all ranks get here together."""
         self.wait_until(lambda: self._server.peers.gathered)
+        if self._resumed:  # its own shard only, and perhaps no epoch is left to assemble all after
+            self._assemble()
 
     def abandon(self) -> None:
         """Leave without having started."""
@@ -410,6 +413,7 @@ class ServerRank:
             self._copies.end()
 
     def _go_on(self, state: Mapping[str, Any], *, others: bool = False) -> None:
+        self._resumed = True
         # Between epochs, a server has ended and assembled as many epochs as the slowest worker.
         self._begin_after(min(peer.epochs for peer in self._server.peers.values()))
         if self.service is not None and state["averages"] is not None:

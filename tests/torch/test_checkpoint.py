@@ -277,8 +277,10 @@ def stopped(folder, size, *, epochs=4, every=1, leaves=False, agreed=True, after
                 optimizer.stop()
                 if leaves:
                     break
+        shown = [one.tolist() for one in model.parameters()]
         with optimizer.evaluation():
-            weights = model.weight.tolist()
+            weights = [one.tolist() for one in model.parameters()]
+        assert shown == weights or not optimizer.serves
         optimizer.close()
         return seen, weights
 
@@ -291,7 +293,7 @@ def stopped(folder, size, *, epochs=4, every=1, leaves=False, agreed=True, after
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("leaves", [False, True])
-@pytest.mark.parametrize(("size", "servers"), [(1, 1), (3, 1), (3, 0)])
+@pytest.mark.parametrize(("size", "servers"), [(1, 1), (3, 1), (3, 0), (4, 2)])
 def test_a_stopped_training_is_not_begun_again_unless_more_epochs_are_wanted(
     tmp_path, capsys, size, servers, leaves, every
 ):
@@ -359,7 +361,7 @@ def test_ranks_that_hear_of_a_stop_in_different_epochs_save_together(
                 if when == "leaves":
                     break
         with optimizer.evaluation():
-            weights = model.weight.tolist()
+            weights = [one.tolist() for one in model.parameters()]
         optimizer.close()
         return seen, weights
 

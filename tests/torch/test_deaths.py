@@ -254,8 +254,8 @@ def test_an_heir_that_alone_has_not_been_let_out_of_a_pause_goes_on_with_the_oth
     """Server 0 has let out all; server 1 dies when it has let out all but the worker that takes its place."""
     complete = Pauses.complete
 
-    def completed(self):
-        return sorted(complete(self), key=lambda event: event.message.sender == 3)
+    def completed(self, **options):
+        return sorted(complete(self, **options), key=lambda event: event.message.sender == 3)
 
     monkeypatch.setattr(Pauses, "complete", completed)
     job = Job(nt.Downpour, servers=2, assignment="static", minutes=0, pause_s=0, heir=True)

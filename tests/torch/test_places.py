@@ -132,9 +132,9 @@ def test_nobody_saves_without_a_spare_that_joins_when_the_others_have_ended_its_
         asked.wait(60)
         start(self)
 
-    def ready(self):
+    def ready(self, **options):
         epochs = [self._peers[event.message.sender].epochs for event in self.waiting]
-        found = ask(self)
+        found = ask(self, **options)
         if epochs == [2, 2]:  # workers 0 and 2 are at the save after the spare's first epoch
             asked.set()
         return found
