@@ -166,8 +166,14 @@ class KerasTrainer(Trainer):
             output = model(x, training=False)
             _check_shapes(output, y, self._loss)
             model.compute_loss(x=x, y=y, y_pred=output, training=False)
-            measured = list(model.compute_metrics(x, y, output))
+            measured = model.compute_metrics(x, y, output)
             model.reset_metrics()
+        for name, value in measured.items():
+            if np.ndim(found := keras.ops.convert_to_numpy(value)):
+                raise ConfigurationError(
+                    f"--metrics {name} gives {np.size(found)} numbers, but an epoch "
+                    "has one of each metric; leave it out"
+                )
         return ["loss", *(name for name in measured if name != "loss")]
 
     def _callbacks(self, folder: Path) -> list[Any]:

@@ -334,3 +334,12 @@ def test_two_ranks_of_a_group_train_as_one_process_with_twice_the_batch(ranks, w
     for ours, theirs in zip(center, alone, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
     assert told("r")["center"]["val_loss"] == pytest.approx(told("alone")["center"]["val_loss"], abs=1e-5)
+
+
+@pytest.mark.framework("keras")
+@pytest.mark.slow
+@keras_warns
+def test_a_metric_of_several_numbers_is_refused_before_the_training(capsys):
+    words = ["--model", "keras_net.py", "--loss", "categorical_crossentropy", "--labels-name", "one_hot"]
+    assert train(*words, *ADAM, "--epochs", "1", "--metrics", "F1Score") == 2
+    assert "--metrics F1Score gives 2 numbers" in capsys.readouterr().err
