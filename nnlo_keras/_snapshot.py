@@ -195,6 +195,8 @@ class Decisions:
     def told(self) -> dict[str, Any]:
         """Return the state for the rank that goes on in this one's place, whose list has another order."""
         state = self.state(own=False)
+        for seen in state["seen"]:
+            seen.pop(EMA_SWAPPED, None)  # that one has the centre as it was served
         deciding = [type(one).__name__ for one in self._deciding()]
         own = []
         for one in self._own():

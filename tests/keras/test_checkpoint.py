@@ -21,6 +21,8 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
 from nnlo_common.testing import MemoryCluster  # noqa: E402
+from nnlo_keras._compat import EMA_SWAPPED  # noqa: E402
+from nnlo_keras._snapshot import Decisions  # noqa: E402
 from tests.programs import keras_checkpoint  # noqa: E402
 
 PROGRAM = Path(keras_checkpoint.__file__)
@@ -426,3 +428,13 @@ def test_facts_of_an_epoch_that_was_begun_before_count_the_rest_of_it(tmp_path, 
     lines = map(json.loads, (tmp_path / "ranks" / "facts.rank0.jsonl").read_text().splitlines())
     found = [(one["epoch"], one["batches"], one["samples"]) for one in lines if one["what"] == "epoch"]
     assert found == [(0, 10, 40), (1, 6, 24), (2, 10, 40)]
+
+
+def test_another_rank_is_not_told_that_averages_are_in_the_model():
+    """What goes on in the place of a dead server is the centre as it was before they were swapped."""
+    swap, stopping = keras.callbacks.SwapEMAWeights(swap_on_epoch=True), keras.callbacks.EarlyStopping()
+    vars(swap)[EMA_SWAPPED], stopping.wait = True, 1
+    decisions = Decisions(keras.callbacks.CallbackList([swap, stopping], add_history=False))
+    assert decisions.state()["seen"][0] == {EMA_SWAPPED: True}
+    (_, of_swap), (_, of_stopping) = decisions.told()["seen"]
+    assert (of_swap, of_stopping["wait"]) == ({}, 1)
