@@ -361,8 +361,8 @@ class Distribute(keras.callbacks.Callback):
             return
         others, self._restore = self._restore, []
         serve(container)
-        if stands_by(team.role) and (data := data_of_fit()) is not None:
-            self._restore.append(without_data(data, inside=False))  # of a spare nobody may know when it ends
+        if (data := data_of_fit()) is not None:
+            self._restore.append(without_data(data, inside=False))  # its own has another end, or none
         if self._may_train:
             train = partial(self._train, team, weights, wrappers, Rates(self.model, team), container)
             self._stays = _Stays(partial(train, undisturbed=calm), self._restore)

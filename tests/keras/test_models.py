@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -435,6 +436,29 @@ def test_averages_that_are_not_of_the_centre_do_not_take_its_place(name, options
 
     with pytest.raises(ConfigurationError, match=reason), MemoryCluster(4) as cluster:
         cluster.run(program, timeout_s=100)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_server_does_not_look_for_the_end_of_its_data(steps, monkeypatch):
+    """Its data is one sample, or of a length that nobody knows, of which TensorFlow and JAX find no end."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+    def program(world):
+        x = nk.shard(np.arange(1, 25, dtype="f4")[:, None], world=world)
+        batches = ((x[at : at + 2], x[at : at + 2]) for at in range(0, len(x), 2))
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(nk.Downpour(keras.optimizers.SGD(0.001)), "mse")
+        given = (batches,) if steps is None else (x, x)
+        epochs = 1 if steps is None else 2
+        size = {} if steps is None else {"batch_size": 2, "steps_per_epoch": steps}
+        callbacks = [nk.Distribute(world=world)]
+        return model.fit(*given, epochs=epochs, verbose=0, callbacks=callbacks, **size).epoch
+
+    with MemoryCluster(3) as cluster, warnings.catch_warnings():
+        if steps is None:  # that the data has ended, of which Keras warns
+            warnings.simplefilter("ignore")
+        found = cluster.run(program, timeout_s=30)
+    assert found == ([[0]] * 3 if steps is None else [[0, 1]] * 3)
 
 
 @pytest.mark.parametrize("again", ["fit", "train_on_batch"])
