@@ -120,7 +120,8 @@ def _looking(before: Callable[..., Any], look: Callable[[Any, Any, str], None]) 
 _saves = _SavedModels()
 
 
-#: Callbacks only for the rank with the centre: they write files, stop the training, or decide by metrics.
+#: Callbacks only for the rank with the centre: they write files, stop the training, decide by metrics, or
+#: have averages of the centre.
 _FOR_THE_CENTRE = tuple(
     getattr(keras.callbacks, name)
     for name in (
@@ -131,6 +132,7 @@ _FOR_THE_CENTRE = tuple(
         "ProgbarLogger",
         "ReduceLROnPlateau",
         "RemoteMonitor",
+        "SwapEMAWeights",
         "TensorBoard",
     )
     if hasattr(keras.callbacks, name)

@@ -85,7 +85,7 @@ class Distribute(keras.callbacks.Callback):
     serves until the workers have finished one, then validates, so other callbacks see the centre there.
     On workers it turns off the progress bar and callbacks that write files, stop the training or change the
     learning rate by metrics (ModelCheckpoint, BackupAndRestore, CSVLogger, TensorBoard, EarlyStopping,
-    ReduceLROnPlateau).
+    ReduceLROnPlateau), and SwapEMAWeights.
 
     At the end all ranks have the centre's weights.
 
@@ -234,7 +234,9 @@ class Distribute(keras.callbacks.Callback):
         elif role.startswith("server"):
             drop_center_callbacks(container, but=_OF_EACH_SERVER)
         else:
-            self._order, self._dropped = [*container.callbacks], drop_center_callbacks(container)
+            # Without a server each rank has the averages.
+            but = () if wrapper.ranks.servers else keras.callbacks.SwapEMAWeights
+            self._order, self._dropped = [*container.callbacks], drop_center_callbacks(container, but=but)
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras's signature
         """Join the training."""

@@ -21,6 +21,7 @@ keras = pytest.importorskip("keras", reason="the environment for MPICH has no fr
 
 import nnlo_keras as nk  # noqa: E402
 from nnlo_common import ConfigurationError  # noqa: E402
+from nnlo_keras._compat import EMA_SWAPPED  # noqa: E402
 from nnlo_keras._model_optimizers import assign_variables, wrappers_in  # noqa: E402
 from tests.keras.test_mpi_fit import WRAPPERS, on  # noqa: E402
 from tests.programs import keras_gan  # noqa: E402
@@ -436,6 +437,27 @@ def test_averages_that_are_not_of_the_centre_do_not_take_its_place(name, options
 
     with pytest.raises(ConfigurationError, match=reason), MemoryCluster(4) as cluster:
         cluster.run(program, timeout_s=100)
+
+
+@pytest.mark.parametrize("servers", [1, 0])
+def test_averages_of_the_centre_are_swapped_where_it_is(servers, monkeypatch):
+    """Without a server all ranks have the same; on a worker they are zeros, and TensorFlow reads them."""
+    monkeypatch.setattr("nnlo_keras._wrapper.launched", lambda: "several ranks")
+
+    def program(world):
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.001, use_ema=True)
+        model.compile(nk.Synchronous(optimizer, servers=servers), "mse")
+        x = nk.shard(np.arange(1, 25, dtype="f4")[:, None], world=world, servers=servers)
+        model.fit(x, x, batch_size=2, epochs=3, verbose=0, callbacks=[nk.Distribute(world=world), swap])
+        return vars(swap)[EMA_SWAPPED], model.get_weights()
+
+    with MemoryCluster(2 + servers) as cluster:
+        found = cluster.run(program, timeout_s=100)
+    assert [swapped for swapped, _ in found] == [True] + [not servers] * (1 + servers)
+    for _, weights in found:
+        assert all(map(np.array_equal, weights, found[0][1]))
 
 
 @pytest.mark.parametrize("steps", [None, 3])
