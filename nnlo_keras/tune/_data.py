@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -27,6 +27,7 @@ class Folds:
 
     Attributes:
         count: the number of folds.
+        only: the number of the fold, if there is one that was given; else None.
 
     Example:
         >>> training, validation = Folds(3).split(6, 0, seed=0)
@@ -34,9 +35,10 @@ class Folds:
         (4, 2)
     """
 
-    def __init__(self, asked: int | Sequence[tuple[Any, Any]]) -> None:
-        self._asked = asked
-        self.count = asked if isinstance(asked, int) else len(asked)
+    def __init__(self, asked: int | Iterable[tuple[Any, Any]]) -> None:
+        self._asked = asked if isinstance(asked, int) else list(asked)
+        self.count = self._asked if isinstance(self._asked, int) else len(self._asked)
+        self.only = 0 if self.count == 1 and not isinstance(asked, int) else None
 
     def split(self, samples: int, fold: int, seed: int) -> tuple[Any, Any]:
         """Return the training and the validation indices of a fold.

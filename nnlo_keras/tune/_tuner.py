@@ -15,7 +15,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -266,7 +266,7 @@ class MPITuner(HookedTuner):
         max_trials: int | None = None,
         seed: int | None = None,
         block_size: int = 1,
-        folds: int | Sequence[tuple[Any, Any]] = 1,
+        folds: int | Iterable[tuple[Any, Any]] = 1,
         distribute: str | Wrap | None = None,
         shard: bool = True,
         lockstep: bool = False,
@@ -383,7 +383,8 @@ class MPITuner(HookedTuner):
             options |= {name: values[f"tuner/{name}"] for name in ("epochs", "initial_epoch")}
         objective, file = self.oracle.objective, self._weights_file(trial.trial_id)
         saves = best_epoch_saver(objective, file) if self._keeps_files() else None
-        folds: Sequence[int | None] = [None] if self._folds.count == 1 else range(self._folds.count)
+        own = self._folds
+        folds: Sequence[int | None] = [own.only] if own.count == 1 else range(own.count)
         folds = folds if self._fold is None else [self._fold]
         results = [self._executed(trial, fold, saves, args, options) for fold in folds]
         if self._folds.count == 1 or self._fold is not None:

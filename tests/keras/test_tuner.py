@@ -715,6 +715,18 @@ def test_ranks_without_the_directory_do_not_empty_it(tmp_path):
     assert (tmp_path / "p" / "of the first rank").exists()
 
 
+@pytest.mark.parametrize(
+    ("folds", "trained"),
+    [([(range(3), range(3, 10))], 3.0), (((one, [9]) for one in ([0, 1], [2, 5])), 4.0)],
+    ids=["one", "drawn"],
+)
+def test_folds_of_ones_own_are_those_that_train(folds, trained, tmp_path):
+    tuner = Folded(STOCK["random"](), directory=tmp_path, folds=folds)
+    tuner.search(np.arange(10.0), verbose=0)
+    for trial in tuner.oracle.trials.values():
+        assert trial.score - trial.hyperparameters.get("x") == trained
+
+
 def test_ranks_that_do_not_make_blocks_are_refused_on_all_of_them(tmp_path):
     def program(world):
         tuner = Formula(STOCK["random"](), directory=tmp_path, block_size=3, world=world)
