@@ -38,6 +38,8 @@ class Folds:
     def __init__(self, asked: int | Iterable[tuple[Any, Any]]) -> None:
         self._asked = asked if isinstance(asked, int) else list(asked)
         self.count = self._asked if isinstance(self._asked, int) else len(self._asked)
+        if not self.count:
+            raise ConfigurationError("folds= has no fold; give a number, or each fold's indices")
         self.only = 0 if self.count == 1 and not isinstance(asked, int) else None
 
     def split(self, samples: int, fold: int, seed: int) -> tuple[Any, Any]:
@@ -85,8 +87,10 @@ def held_out(
         training, validation = np.arange(border), np.arange(border, samples)
     else:
         training, validation = folds.split(samples, fold, seed)
-    held = [_taken(given[name], validation) for name in ("x", "y", "sample_weight") if name in given]
-    options["validation_data"] = tuple(held)
+    places = ("x", "y", "sample_weight") if "sample_weight" in given else given  # Keras tells them by these
+    options["validation_data"] = tuple(
+        _taken(given[name], validation) if name in given else None for name in places
+    )
     return _put(args, options, {name: _taken(value, training) for name, value in given.items()})
 
 

@@ -746,6 +746,11 @@ def test_folds_of_ones_own_and_validation_split():
     (a,), options = held_out((x,), {"y": y, "validation_split": 0.5, "epochs": 3}, Folds(1), None, 0)
     assert (a.tolist(), options["y"].tolist(), options["epochs"]) == ([0, 1, 2], [0, 10, 20], 3)
     assert [one.tolist() for one in options["validation_data"]] == [[3, 4, 5], [30, 40, 50]]
+    _, options = held_out((x,), {"sample_weight": y}, own, 0, 0)
+    held, labels, weights = options["validation_data"]
+    assert (held.tolist(), labels, weights.tolist()) == ([2], None, [20])
+    with pytest.raises(ConfigurationError, match="folds= has no fold"):
+        Folds([])
     with pytest.raises(ConfigurationError, match="folds=2 sets validation samples apart"):
         held_out((x, y), {"validation_data": (x, y)}, own, 0, 0)
 
