@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nnlo_common import ConfigurationError
 from nnlo_common.commands._cli import main
 from nnlo_common.commands.report._run_reader import read_run
 from nnlo_common.commands.train._settings import MODES
@@ -146,6 +147,27 @@ def test_the_epochs_of_a_finished_torch_training_can_be_raised(capsys):
     assert weights_of("r") == weights_of("whole")
     assert train(*words, "--epochs", "4", "--run", "r", "--checkpoint") == 2
     assert "--epochs 4: --run" in capsys.readouterr().err
+
+
+@pytest.mark.framework("torch")
+def test_a_finished_run_stays_as_it_was_if_it_cannot_be_continued(monkeypatch, capsys):
+    import nnlo_torch
+
+    words = [*torch_net, *ADAM, "--run", "r", "--checkpoint"]
+    assert train(*words, "--epochs", "2") == 0
+    before = {name: Path("r", name).read_bytes() for name in ("config.toml", "history.json")}
+
+    def refuse(*arguments, **options):
+        raise ConfigurationError("the newest checkpoint belongs to another training")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nnlo_torch, "Checkpoint", refuse)
+        assert train(*words, "--epochs", "3") != 0
+    assert "belongs to another training" in capsys.readouterr().err
+    assert {name: Path("r", name).read_bytes() for name in before} == before
+    assert train(*words, "--epochs", "2") == 2
+    assert "has a complete training of --epochs 2" in capsys.readouterr().err
+    assert train(*words, "--epochs", "3") == 0
 
 
 @pytest.mark.framework("torch")

@@ -25,6 +25,7 @@ from nnlo_common.training._rank_options import RANK_OPTIONS
 from nnlo_common.training.report._facts_writer import versions
 
 __all__ = [
+    "CompleteRun",
     "check_same",
     "claim",
     "claiming",
@@ -76,6 +77,34 @@ def with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
+
+
+class CompleteRun:
+    """A complete run that is about to be continued: as it is now.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._saved = self._checkpoints
+        self._texts: dict[str, bytes] = {}
+        # The history last: it says that the run is complete.
+        for name, largest in ((CONFIG, LARGEST_TOML), (HISTORY, LARGEST_JSON)):
+            with suppress(OSError, ValueError):
+                self._texts[name] = read_whole(folder / name, largest)
+
+    def give_back(self) -> None:
+        """Leave it as it was, unless it has gone on until a checkpoint."""
+        replaced = HISTORY in self._texts and not (self._folder / HISTORY).exists()
+        if replaced and self._saved == self._checkpoints:
+            for name, text in self._texts.items():
+                write_whole(self._folder / name, text)
+
+    @property
+    def _checkpoints(self) -> set[str]:
+        return {one.name for one in (self._folder / "checkpoint").glob("checkpoint-*")}
 
 
 def claim(settings: Settings, name: str, config: str) -> tuple[Path, bool]:

@@ -20,6 +20,7 @@ from nnlo_common.commands.train._python_file import adapting, users_line
 from nnlo_common.commands.train._run_folder import (
     HISTORY,
     RUN,
+    CompleteRun,
     claim,
     config_text,
     facts_of_command,
@@ -65,6 +66,7 @@ class TrainRun(RankCommand):
     def __init__(self, job: Job, watch: EpochWatch | None = None) -> None:
         super().__init__(job)
         self._prepared: list[Preparation] = []
+        self._before: CompleteRun | None = None  # on the rank that continues it
         self._watch, self._began_s = watch, time.perf_counter()
 
     def run(self, flags: Mapping[str, Any], unknown: Sequence[str]) -> int:
@@ -74,6 +76,8 @@ class TrainRun(RankCommand):
             self.train()
             self.close()
         except Exception as error:
+            if self._before is not None:
+                self._before.give_back()
             if not isinstance(error, NNLOError):  # print the remedy before the traceback
                 lines = [f"{self._job.name}{type(error).__name__}: {brief(str(error))}", users_line(error)]
                 tell("\n".join(filter(None, lines)) + self.advice)
@@ -147,6 +151,8 @@ class TrainRun(RankCommand):
         with job.together():
             if job.speaks:
                 config = config_text(settings, self.trainer.learning_rate)
+                if settings.run is not None and settings.checkpoint is not None:
+                    self._before = CompleteRun(Path(settings.run).expanduser().absolute())
                 self.folder, resumes = claim(settings, self._name, config)
                 self._fresh = not resumes
             for one in self._prepared if job.speaks else ():
