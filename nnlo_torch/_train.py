@@ -32,7 +32,7 @@ from nnlo_common.plugin import (
     speaks,
 )
 from nnlo_torch._advise import TorchProbed
-from nnlo_torch._evaluation import Sums
+from nnlo_torch._evaluation import Sums, numbers_of
 from nnlo_torch._hdf5 import Batches, tensors_of
 from nnlo_torch._inference import TorchCompute, checksum
 from nnlo_torch._inference import running as running_models
@@ -357,6 +357,11 @@ class TorchTrainer(Trainer):
         super().__init__(plan)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = self.model = plan.loaded.model.to(self._device)
+        if not any(one.requires_grad for one in self._model.parameters()):
+            raise ConfigurationError(
+                f"--model {plan.loaded.path}: the model has no parameters to train; leave requires_grad of "
+                "some as True"
+            )
         self._weighted = plan.settings.weights_name is not None
         of = weighted_of if self._weighted else function_of
         self._loss = of(plan, "--loss", plan.settings.loss)
@@ -564,7 +569,7 @@ class TorchTrainer(Trainer):
             y = [y, torch.ones(len(x[0] if isinstance(x, tuple) else x))] if self._weighted else [y]
             y = self._moved(y)
             loss = self._loss(output, *y)
-            self._scores(output, *y)
+            numbers_of(self._scores(output, *y))
             self._model.train(training)
             if getattr(loss, "shape", None) != ():
                 raise ValueError(f"the loss is {type(loss).__name__} {loss!r:.60}, and not one number")

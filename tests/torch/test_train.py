@@ -34,14 +34,18 @@ torch_net = ["--model", "torch_net.py", "--loss", "cross_entropy", "--metrics", 
 TORCH = """
 import torch
 
-def get_model(width=8):
-    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+def get_model(width=8, trains=True):
+    layers = torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)
+    return torch.nn.Sequential(*layers).requires_grad_(trains)
 
 def get_name():
     return "a net"
 
 def half(output, labels):
     return ((output - labels) ** 2).mean() / 2
+
+def outputs(output, labels):
+    return output
 
 def pair(output, labels):
     return output - labels
@@ -416,6 +420,8 @@ WRONG_TORCH = {
     "labels that are broadcast": (["--loss", "mse_loss"], "Using a target size"),
     "labels of three": (["--labels-name", "three"], "labels float32 (None, 3)"),
     "unknown metric": (["--metrics", "accurac"], "did you mean 'accuracy'?"),
+    "a metric that is no number": (["--metrics", "outputs"], "the score 'outputs' is tensor("),
+    "nothing to train": (["--model-params", "trains=false"], "has no parameters to train"),
     "unknown optimizer": (["--optimizer", "adan"], "did you mean 'Adam'?"),
     "an unknown option of it": (["--optimizer-option", "nestero=true"], "did you mean 'nesterov'?"),
     "an impossible one": (["--optimizer-option", "nesterov=true"], "Nesterov momentum requires"),
