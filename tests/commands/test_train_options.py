@@ -144,6 +144,14 @@ WRONG_FLAGS = {
     "two folders": (["--checkpoint", "a", "--run", "r"], "--checkpoint 'a' is not possible"),
     "no pairs": (["--optimizer-option", "nesterov"], "pairs like depth=3"),
     "a pair twice": (["--optimizer-option", "a=1", "a=2"], "'a' twice"),
+    "two rates": (
+        ["--learning-rate", "0.1", "--optimizer-option", "lr=0.5"],
+        "--learning-rate 0.1 and --optimizer-option lr=0.5 set the same; give one of the two",
+    ),
+    "two momenta": (
+        ["--momentum", "0.5", "--optimizer-option", "momentum=0.9"],
+        "--momentum 0.5 and --optimizer-option momentum=0.9 set the same",
+    ),
     "params for a JSON": (["--model-params", "depth=3"], "net.json is not one"),
     "no such folder": (["--train", "no/a.h5"], "there is no such file"),
     "a pattern of nothing": (["--train", "no*.h5"], "matches nothing"),

@@ -543,6 +543,11 @@ class Settings:
                 f"--scale-rate {self.scale_rate} with --mode {self.mode}: that keeps the settings of one "
                 "process by itself; leave --scale-rate out"
             )
+        for name, other in (("learning_rate", "learning_rate"), ("learning_rate", "lr"), ("momentum",) * 2):
+            value, also = getattr(self, name), self.optimizer_option.get(other)
+            if value is not None and also is not None and value != also:
+                pair = f"{OPTIONS[name].flag} {value} and --optimizer-option {other}={also}"
+                yield f"{pair} set the same; give one of the two"
         if self.trust is not None and self.layer_rates is None:
             yield "--trust is the factor of layers' rates; add --layer-rates lars or larc"
         yield from self.rates.contradictions(self.decay, self.decay_every, self.epochs)
