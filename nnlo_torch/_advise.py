@@ -122,6 +122,7 @@ class TorchProbed:
         self.validated = validated
         self._rest: Any = None  # read and not used yet
         self._batches: Iterator[Any] = iter(())
+        self._begun = False  # whether there was a batch
         first = self._next()
         self.batch, self._rest = _length(first), first
         self.samples = _samples(loader, self.batch) if samples is None else samples
@@ -224,12 +225,18 @@ class TorchProbed:
         if batch is None:
             self._batches = iter(self._loader)
             batch = next(self._batches, None)
+        if batch is None and self._begun:
+            raise ConfigurationError(
+                "the loader has ended, and it begins only once; give a DataLoader, or an object whose "
+                "__iter__ begins anew"
+            )
         if batch is None:
             raise ConfigurationError("the loader yields no batches, so there is nothing to try")
+        self._begun = True
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ConfigurationError(
                 f"the loader yields {type(batch).__name__} {batch!r:.60}, and a probe takes batches (x, y); "
-                "wrap the loader in a generator that yields these"
+                "give an object whose __iter__ yields these"
             )
         return self._moved(tuple(batch))
 

@@ -128,6 +128,7 @@ def nothing():
         ({"loss": lambda output, labels: float("nan") * output.sum()}, "the loss is nan in step 1"),
         ({"loss": lambda output, labels: output}, "not one number"),
         ({"loader": nothing()}, "yields no batches"),
+        ({"loader": (batch for batch in training()[1])}, "the loader has ended, and it begins only once"),
         ({"loader": [torch.zeros(4, 6)]}, r"takes batches \(x, y\)"),
         ({"loader": [("a", "b")]}, "tensors of samples were expected"),
         ({"model": torch.nn.Flatten()}, "no parameters to train"),
