@@ -13,7 +13,7 @@ import torch
 import transformers
 from accelerate import PartialState
 
-from nnlo_common.plugin import launched, warn
+from nnlo_common.plugin import is_number, launched, warn
 from nnlo_torch._foreign_loops import (
     center_tells,
     leads,
@@ -288,7 +288,7 @@ class TrainerMixin(LoopHooks):
             scores = super().evaluate(*arguments, **options)  # type: ignore[misc]
         finally:
             self.wrapper = wrapper
-        center_tells(wrapper, {name: float(value) for name, value in scores.items()})
+        center_tells(wrapper, {name: float(value) for name, value in scores.items() if is_number(value)})
         return scores
 
     def before_saving(self) -> bool:

@@ -143,6 +143,28 @@ def test_arguments_of_transformers_itself_are_refused(several, tmp_path):
         nh.Trainer(torch.nn.Linear(1, 1), plain)
 
 
+class Evaluated:
+    """A Trainer within its training, whose metrics are not all numbers."""
+
+    is_in_train = True
+
+    def evaluate(self):
+        return {"eval_loss": 0.5, "eval_of_classes": [0.25, 0.75], "eval_best": "cat", "epoch": 1}
+
+
+class Leading(nh.TrainerMixin, Evaluated):
+    def __init__(self):
+        self.wrapper = "of the training"
+
+
+def test_metrics_that_are_no_numbers_stay_on_the_rank_that_evaluates(monkeypatch):
+    told = []
+    monkeypatch.setattr(_trainer, "leads", lambda wrapper: True)
+    monkeypatch.setattr(_trainer, "center_tells", lambda wrapper, values: told.append(values))
+    assert Leading().evaluate() == Evaluated().evaluate()
+    assert told == [{"eval_loss": 0.5, "epoch": 1.0}]
+
+
 # -- the parts of transformers that are not public ---------------------------------------------------
 
 
