@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 import os
 import pickle
 import warnings
@@ -482,8 +483,10 @@ class TorchTrainer(Trainer):
     ) -> tuple[dict[str, float], dict[str, float], dict[str, Any] | None]:
         """Train an epoch; return its scores, this rank's own, and the weights of the centre to be kept."""
         optimizer, sums = self._joined, self._epoch(so_far, checkpoint)
-        scores = self._of_weights(optimizer.mean(sums.means(), sums.samples))
-        own = self._of_weights(sums.means())
+        # In an epoch that steps of the one before have filled nobody trains.
+        none = dict.fromkeys(["loss", *self._metrics], math.nan)
+        scores = none | self._of_weights(optimizer.mean(sums.means(), sums.samples))
+        own = ({} if optimizer.serves else none) | self._of_weights(sums.means())
         measured, weights = Sums(), None
         if self._val is not None or self._stopping.by is not None:
             with optimizer.evaluation():

@@ -465,6 +465,22 @@ def test_files_with_more_samples_are_refused_on_another_number_of_ranks():
     check_another_data_set(torch_net, "torch")
 
 
+@pytest.mark.framework("torch")
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_an_epoch_without_a_step_has_no_number_as_its_loss():
+    """A step that comes late counts for the next epoch, which is all of it if there is one sample."""
+    import h5py
+
+    with h5py.File("one.h5", "w") as file:
+        file["features"], file["labels"] = np.ones((1, 3), "f4"), np.ones(1, "i4")
+    words = ["--train", "one.h5", "--val", "val.h5", "--batch", "10", "--epochs", "3", "--run", "r"]
+    words += ["--early-stopping", "3", "--early-stopping-metric", "loss"]
+    done = started(*torch_net, *words, framework="torch")
+    assert done.returncode == 0, done.stderr
+    assert {len(values) for values in told("r")["center"].values()} == {3}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.framework("torch")
 @pytest.mark.mpi
