@@ -173,10 +173,7 @@ class ChunkedStep:
     def step_before(self, stop: int) -> None:
         """Step all that begins before this place of the vector."""
         while self._waiting and self._waiting[-1][0] < stop:
-            if self._is_sgd:
-                self._step_by_sgd()
-            else:
-                self._step_next()
+            (self._step_by_sgd if self._is_sgd else self._step_next)()
         if not self._waiting:
             for one in self._stepped:
                 one.tell()
@@ -184,27 +181,33 @@ class ChunkedStep:
 
     @torch.no_grad()
     def _step_by_sgd(self) -> None:
-        """Step the next chunk as `torch.optim.SGD` does."""
-        _, twin, chunk = self._waiting.pop()
-        group = self._optimizer.param_groups[twin // 2]
-        own = {name: group[name] for name in _OF_SGD}
-        if twin % 2 and self._once[twin // 2]:
-            own["fused"] = True
-        buffers = [self._states[chunk]["momentum_buffer"]] if group["momentum"] else []
-        assert chunk.grad is not None  # begin has set it
-        sgd([chunk], [chunk.grad], buffers, has_sparse_grad=False, **own)
+        """Step the next chunks as `torch.optim.SGD` does."""
+        for twin, chunks in self._next(_CHUNK).items():
+            group = self._optimizer.param_groups[twin // 2]
+            own = {name: group[name] for name in _OF_SGD}
+            if twin % 2 and self._once[twin // 2]:
+                own["fused"] = True
+            buffers = [self._states[one]["momentum_buffer"] for one in chunks] if group["momentum"] else []
+            gradients = [one.grad for one in chunks if one.grad is not None]  # begin has set each
+            sgd(chunks, gradients, buffers, has_sparse_grad=False, **own)
 
     def _step_next(self) -> None:
-        stepper = self._own_stepper()
-        groups = [group["params"] for group in stepper.param_groups]
-        count = 0
-        while self._waiting and (not count or count + self._waiting[-1][2].numel() <= _AT_ONCE):
-            _, group, chunk = self._waiting.pop()
-            groups[group].append(chunk)
-            count += chunk.numel()
+        stepper, taken = self._own_stepper(), self._next(_AT_ONCE)
+        for twin, chunks in taken.items():
+            stepper.param_groups[twin]["params"] = chunks
         stepper.step()
-        for params in groups:
-            params.clear()
+        for twin in taken:
+            stepper.param_groups[twin]["params"] = []
+
+    def _next(self, most: int) -> dict[int, list[torch.Tensor]]:
+        """Take the next chunks with so many numbers together; return them by the stepper's group."""
+        taken: dict[int, list[torch.Tensor]] = {}
+        count = 0
+        while self._waiting and (not count or count + self._waiting[-1][2].numel() <= most):
+            _, twin, chunk = self._waiting.pop()
+            taken.setdefault(twin, []).append(chunk)
+            count += chunk.numel()
+        return taken
 
     def _gradients(self, vector: Vector) -> dict[_CutParameter, list[torch.Tensor]]:
         """Return the gradient of each chunk; vectors lie in the same few buffers, so their views are kept."""

@@ -151,6 +151,23 @@ def test_sgd_passes_once_over_all_whole_vectors_of_long_parameters(monkeypatch):
     assert found == {"fused": 523 * 1201 + 300_011 + 7 * 3 + 1 - ends, "other": ends}
 
 
+def test_short_parameters_of_sgd_are_stepped_together(monkeypatch):
+    shapes = {f"short {number}": (50,) for number in range(90)} | {"long": (600_000,)}
+    monkeypatch.setattr("tests.torch.test_chunked_step.SHAPES", shapes)
+    pair, calls = Pair(KINDS["momentum"]), []
+    assert not pair.step(0, [*shapes])
+    own = _chunked_step.sgd
+    monkeypatch.setattr(
+        _chunked_step,
+        "sgd",
+        lambda params, *rest, **more: calls.append(len(params)) or own(params, *rest, **more),
+    )
+    assert pair.step(1, [*shapes])
+    pair.check()
+    assert sum(calls) == 90 + 3
+    assert len(calls) <= 6
+
+
 @pytest.mark.parametrize("kind", ["unfused momentum", "foreach momentum"])
 def test_a_kernel_that_the_user_has_chosen_is_used(kind, monkeypatch):
     assert not kernels_of(Pair(KINDS[kind]), monkeypatch)["fused"]
