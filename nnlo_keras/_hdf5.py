@@ -122,6 +122,11 @@ class Batches(keras.utils.PyDataset):
         """The number of samples in a full batch."""
         return self._batches.batch_size
 
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._batches.shuffles
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch on this rank; with leases, more than enough."""
         if not self.leased:

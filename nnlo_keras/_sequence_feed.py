@@ -7,6 +7,7 @@ batches instead. When none are left, the feed sets Keras's epoch to complete.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import keras
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import MOST_PASSES, LeasedBatches, Session
+from nnlo_common.plugin import MOST_PASSES, LeasedBatches, Session, warn
 from nnlo_keras._compat import data_of_fit, end_epoch, sequence_of, set_length
 from nnlo_keras._hdf5 import Batches
 
@@ -48,7 +49,15 @@ class SequenceFeed:
         """Make a feed for the running `fit`; None if its data is not Batches."""
         batches = data_of_fit()
         data = sequence_of(batches)
-        return cls(batches, data) if isinstance(data, Batches) else None
+        if not isinstance(data, Batches):
+            return None
+        steps = getattr(batches, "steps_per_epoch", None) or math.inf
+        if steps < len(data) and not (data.shuffles or data.leased):
+            warn(
+                f"with shuffle=False and steps_per_epoch={steps} each epoch takes the same {steps} of "
+                f"{len(data)} batches; leave out steps_per_epoch to take all, or shuffle=False to take others"
+            )
+        return cls(batches, data)
 
     @property
     def size(self) -> int:

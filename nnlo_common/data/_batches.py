@@ -186,6 +186,11 @@ class Batches:
         return f"seed {seed}, shuffled {shuffle}, blocks of {self.block}, {windows}{bucketed}"
 
     @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._order.shuffle
+
+    @property
     def size(self) -> int:
         """The number of samples."""
         return self._order.size

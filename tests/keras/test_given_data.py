@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.helpers.jobs import mpiexec
 from tests.helpers.paths import PROGRAMS
 
 keras = pytest.importorskip("keras", reason="the environment for MPICH has no frameworks")
+import nnlo_keras as nk  # noqa: E402
 from nnlo_keras import _shard  # noqa: E402
 
 pytestmark = pytest.mark.framework("keras")
@@ -76,3 +78,17 @@ def test_what_all_workers_have_is_said_once_and_a_distribution_is_refused(tmp_pa
     for worker in workers:
         assert worker.pop("distribution") == server["distribution"]
         assert not any(worker.values())
+
+
+@pytest.mark.parametrize(
+    ("steps", "shuffle", "warns"), [(2, False, True), (5, False, False), (2, True, False)]
+)
+def test_batches_of_which_each_epoch_takes_the_same_few_are_told(steps, shuffle, warns):
+    columns = {"x": X[:10], "y": X[:10, :1]}
+    data = nk.Batches(columns, features="x", labels="y", batch_size=2, shuffle=shuffle)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(nk.Downpour(keras.optimizers.SGD(0.0)), "mse")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0, callbacks=[nk.Distribute()])
+    assert any("the same 2 of 5 batches" in str(one.message) for one in told) == warns
