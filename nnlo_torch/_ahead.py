@@ -62,9 +62,8 @@ class GradientsAhead:
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
-        team, left = self._team(), range(self._sent, len(self._trained))
-        lost = bool(left) and team is not None and team.losses > self._losses
-        as_sent = not self._again and not lost and self._all_are_as_sent()
+        left = range(self._sent, len(self._trained))
+        as_sent = not self._again and self._all_are_as_sent(left)
         self._flat_model.sent = left if as_sent else ()
         if not as_sent:
             self._withdraw()
@@ -132,12 +131,13 @@ class GradientsAhead:
             found[first:last] = numbers[places[first:last] - place.start]
         return found.view(np.uint32)
 
-    def _all_are_as_sent(self) -> bool:
-        """Whether all that has left is still the gradient."""
-        left = range(self._sent, len(self._trained))
+    def _all_are_as_sent(self, left: range) -> bool:
+        """Whether all that has left is still the gradient, and those live that it has left for."""
         if not left:
             return True
-        if not all(map(self._is_as_sent, left)):
+        team = self._team()
+        lost = team is not None and team.losses > self._losses
+        if lost or not all(map(self._is_as_sent, left)):
             return False
         self._flat_model.collect(left, self._apart)  # small gradients do not lie in the vector
         return all(np.array_equal(self._compared(part), before) for part, before in self._numbers)
