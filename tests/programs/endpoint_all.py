@@ -2,11 +2,13 @@
 
 import sys
 import time
+from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
 from nnlo_common import FlatVector
+from nnlo_common.cluster._hosts import Place
 from nnlo_common.cluster.transport._endpoint import Link
 from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
@@ -347,7 +349,7 @@ def by_parts():
 def lent():
     """A worker reads a reply where the centre lies; the server gets no message that may change it before."""
     for size, filled in ((3, True), (PART, False), (5 * PART - 1, True), (LARGE, False), (LARGE, True)):
-        here, alone = endpoint(size), MPI.COMM_WORLD.Dup()
+        here, alone = of_cores(size, crowded=False), MPI.COMM_WORLD.Dup()
         flat, center = FlatVector.of([numbers(size)]), np.zeros(size, "f4")
         for turn in range(3):
             if rank:
@@ -379,6 +381,50 @@ def lent():
             alone.Barrier()
         here.close()
         alone.Free()
+
+
+def not_lent():
+    """A worker that does not read on holds up nobody whose message is there, or who needs a core."""
+    size = 5 * PART - 1
+    for crowded in (False, True):
+        here, alone = of_cores(size, crowded=crowded), MPI.COMM_WORLD.Dup()
+        flat, center = FlatVector.of([numbers(size)]), np.zeros(size, "f4")
+        if rank:
+            if rank > 1:  # after the server has the first one, or when the one before has a part of its reply
+                alone.recv(source=rank - 1 if crowded else 0)
+            here.send(0, message(Kind.EXCHANGE, 1, flat.vector), flat.frame)
+            if rank > 1 and not crowded:
+                here.poll()
+                alone.send(None, 0)
+            event, found, later = here.receive(), np.zeros(size, "f4"), rank + 1
+            for place, part in event.arriving():
+                if not place.start and later < world.size:
+                    if crowded:
+                        alone.send(None, later)
+                    alone.recv(source=later)  # that one has all of its reply
+                found[place] = part
+            assert (found == rank).all()
+            if rank > 1:
+                alone.send(None, rank - 1)
+            here.release(0, event.frame)
+        else:
+            first = here.receive()
+            for worker in workers[1:] if not crowded else ():
+                alone.send(None, worker)
+                alone.recv(source=worker)
+            for worker in workers:
+                event = first if worker == 1 else here.receive()
+                assert event.message.sender == worker
+                center += 1
+                here.send(worker, message(Kind.CENTER, 1, center), event.frame)
+        here.close()
+        alone.Free()
+
+
+def of_cores(size, *, crowded):
+    """Open an endpoint on a host with fewer cores than ranks, or with one for each."""
+    with patch.object(Place, "crowded", crowded):
+        return endpoint(size)
 
 
 def kept_whole():
@@ -516,6 +562,7 @@ CHECKS = [
     ahead,
     by_parts,
     lent,
+    not_lent,
     kept_whole,
     released_early,
     closed_early,

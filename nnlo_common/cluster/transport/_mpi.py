@@ -15,7 +15,8 @@ Requirements that shaped this module:
 * A worker that waits for a long reply gets it in parts, while the server computes later ones; a long vector
   may travel ahead of its message in parts, while the worker computes or packs others.
 * A worker of this host reads a long reply where the centre lies: a copy of it would cost the server half as
-  much as the step. So the server takes the next message once that has been read.
+  much as the step. So the server takes the next message once that has been read; it copies where another
+  message is there already, or where ranks share cores, so that the worker may not even run.
 """
 
 from __future__ import annotations
@@ -544,11 +545,13 @@ class MPIEndpoint:
     def _start_parts(self, slot: _Slot, message: Message, frame: Frame, fill: PartWork | None) -> None:
         """Send a reply part by part, each as soon as it is computed.
 
-        A vector that lies elsewhere a rank of this host reads there, at once; for others it is copied.
+        A vector that lies elsewhere a rank of this host reads there, at once, unless others wait; else it is
+        copied.
         """
         assert message.vector is not None  # _goes_in_parts has seen to it
         peer, there = slot.channel.link.peer, message.vector
         near, elsewhere = peer in self._wakeups, _lies_elsewhere(message, frame)
+        lends = near and elsewhere and not self._others_wait()
         encode(message.with_vector(frame.vector[: there.size]), frame, in_parts=True)
         sent = []
         for part in parts(there.size):
@@ -557,7 +560,7 @@ class MPIEndpoint:
             if peer in self._deaths.known:
                 continue  # the centre must move whether the worker lives or not
             memory = frame.bytes[bytes_of(part)]
-            if elsewhere and near and part.start:
+            if lends and part.start:
                 memory = there[part].view(np.uint8)
             elif elsewhere:
                 np.copyto(frame.vector[part], there[part])
@@ -568,8 +571,15 @@ class MPIEndpoint:
                 self.wakeup.wake(self._wakeups[peer])
         if peer not in self._deaths.known:
             *slot.leaving, self._active[slot.index] = sent
-            if elsewhere and near:
+            if lends:
                 self._lent.add(slot)
+
+    def _others_wait(self) -> bool:
+        """Whether others may need what this rank does next: their message is there, or they need its core."""
+        if self._naps:
+            return True
+        self._poll_times(1)
+        return bool(self._ready) or self._arriving()
 
     def _parts_left(self, slot: _Slot) -> bool:
         """Whether all parts of a reply whose last has left have left; else one of the others is active."""
