@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from accuracy_all import mpiexec
 from overhead import BATCH
+from predictions import MOST, begin_table, end_table
 
 import nnlo_torch as nt
 from nnlo_common import SGD
@@ -43,7 +44,6 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "Synchronous": ("Synchronous", {}, 1),
     "Steady, servers=0": ("Steady", {}, 0),
 }
-MOST = 0.15
 
 
 def network(size: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -114,18 +114,6 @@ def run(ranks: int, *words: str, script: str = __file__) -> list[str]:
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
     return done.stdout.splitlines()
-
-
-def begin_table(*columns: str) -> None:
-    """Print the conditions, and the head of a table."""
-    print(f"{usable_cores()} cores; load {os.getloadavg()[0]:.2f} before")
-    print(f"| {' | '.join(columns)} |")
-    print(f"|{'---|' * len(columns)}", flush=True)
-
-
-def end_table(missed: int, most: float) -> None:
-    """Print how many predictions are off by more than a share."""
-    print(f"load {os.getloadavg()[0]:.2f} after; off by more than {100 * most:.0f} %: {missed}")
 
 
 def compare(chosen: argparse.Namespace) -> int:

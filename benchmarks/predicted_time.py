@@ -21,7 +21,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from predicted_pace import begin_table, end_table, run
+from predicted_pace import run
+from predictions import begin_table, end_table
 
 import nnlo_torch as nt
 from nnlo_common import Steady

@@ -43,7 +43,7 @@ _MIB = 1 << 20
 _RECEIVED_S, _SERVED_S, _HANDLED_S = 1.5e-5, 1.5e-5, 2e-5
 # What the wrapper of a framework takes in the loop, in each step and with each exchange: docs/speed.md, a
 # training.
-_STEPPED_S, _WRAPPED_S = 1e-4, 2e-4
+_STEPPED_S, WRAPPED_S = 1e-4, 2e-4
 # Numbers that the ranks of a host add up at once: training/_all_reduce.py.
 _PIECE = 1 << 18
 # A common network where none was measured: 20 us, 25 Gbit/s.
@@ -123,7 +123,9 @@ def _with_exchanges(costs: Costs, times: ExchangeTimes, *, packing: float = 0.0)
     return replace(
         costs,
         commit=times.served_s + _RECEIVED_S + packing,
-        handle=times.handled_s + 2 * _RECEIVED_S + _WRAPPED_S + packing,
+        handle=times.handled_s + 2 * _RECEIVED_S + WRAPPED_S + packing,
+        commit_least_s=times.served_least_s + _RECEIVED_S,
+        handle_least_s=times.handled_least_s + 2 * _RECEIVED_S,
         together_s=times.together_s,
     )
 
@@ -172,8 +174,11 @@ class Advice:
         def shared_s(ranks: int) -> float:
             """Return what a sum in memory takes that all ranks of a host see."""
             passes = min(ranks, 3)  # there, and of a few ranks to add up; of more to add a part, and back
-            waits = math.ceil(facts.parameters / _PIECE) * (1 if ranks <= 3 else 2)
-            return passes * self._copied_s + waits * latency_s
+            return passes * self._copied_s + shared_waits(ranks) * latency_s
+
+        def shared_waits(ranks: int) -> int:
+            """Return how often a rank waits for the others in that."""
+            return math.ceil(facts.parameters / _PIECE) * (1 if ranks <= 3 else 2)
 
         costs = Costs(
             step=Durations([got * seconds for seconds in facts.steps_s[facts.batch]]),
@@ -185,6 +190,7 @@ class Advice:
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             reduce_s=shared_s if facts.one_host else None,
+            reduce_waits=shared_waits if facts.one_host else None,
             slow={rank: factor for rank, factor in enumerate(facts.slow) if factor > 1},
         )
         return _with_exchanges(costs, self._reckoned)
@@ -201,7 +207,7 @@ class Advice:
         if algorithm.optimizer_runs == "center" and not algorithm.steps_groups:
             # The core's optimizer was timed, and the script's steps the centre.
             slower_s = self._got * max(facts.optimizer_s - facts.commit_s, 0.0)
-            times = ExchangeTimes(times.served_s + slower_s, *times[1:])
+            times = times._replace(served_s=times.served_s + slower_s)
         return _with_exchanges(self.costs, times, packing=packing)
 
     @property
@@ -213,7 +219,8 @@ class Advice:
     @property
     def _reckoned(self) -> ExchangeTimes:
         """What an exchange would take that was not tried: its vectors, and what it takes without them."""
-        return ExchangeTimes(self.facts.commit_s + _SERVED_S, 2 * self._copied_s + _HANDLED_S)
+        least_s = (_SERVED_S, _HANDLED_S)
+        return ExchangeTimes(self.facts.commit_s + _SERVED_S, 2 * self._copied_s + _HANDLED_S, 0.0, *least_s)
 
     @property
     def _copied_s(self) -> float:

@@ -259,7 +259,7 @@ def probe(model: ProbedModel, *, seconds: float = 60.0) -> ProbeFacts:
         optimizer_s=parts.optimizer_s if parts else 0.0,
         collect_s=parts.collect_s if parts else None,
         exchanges={rule: rehearse(rule, size, optimizer=like(model.slots)) for rule in REHEARSED},
-        copy_bytes_per_s=_copy_speed(size),
+        copy_bytes_per_s=copy_speed(size),
         noise=[NoiseEstimate.of([table], batch=model.batch) for table in tables],
         histograms=histograms,
         losses=tuple(trial.losses),
@@ -398,7 +398,7 @@ def _commit(size: int, slots: int) -> Callable[[], object]:
     return lambda: optimizer.step(center, gradient)
 
 
-def _copy_speed(size: int) -> float:
+def copy_speed(size: int) -> float:
     """Return how many bytes of memory are copied in a second."""
     source = np.ones(max(size, 1_000_000), np.float32)
     target = np.empty_like(source)

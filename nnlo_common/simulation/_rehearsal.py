@@ -48,6 +48,8 @@ class ExchangeTimes(NamedTuple):
         handled_s: seconds of a worker: from the gradient to the message, from the reply to the parameters.
         together_s: seconds of each rank's step where all make it together, without a server; 0: that of the
             script's optimizer.
+        served_least_s, handled_least_s: of the first two, what it takes however small the model is: with
+            several servers that comes for each.
 
     Example:
         >>> ExchangeTimes(served_s=0.002, handled_s=0.003).served_s
@@ -57,6 +59,8 @@ class ExchangeTimes(NamedTuple):
     served_s: float
     handled_s: float
     together_s: float = 0.0
+    served_least_s: float = 0.0
+    handled_least_s: float = 0.0
 
 
 def rehearse(
@@ -79,12 +83,23 @@ def rehearse(
         True
     """
     size = min(whole_number("parameters", parameters, 1), _LARGEST)
-    cluster = _Rehearsal(algorithm, size, optimizer)
+    times = _rehearsed(algorithm, size, optimizer)
+    least = _rehearsed(algorithm, 1, optimizer)
     together = algorithm.group(size, deepcopy(optimizer))
-    cluster.run()
     together_s = 0.0 if together is None else _steps_together_s(together, size)
-    served_s, handled_s, _ = cluster.times
-    return ExchangeTimes(*(one * parameters / size for one in (served_s, handled_s, together_s)))
+    served_s, handled_s, together_s = (
+        one * parameters / size for one in (times.served_s, times.handled_s, together_s)
+    )
+    return ExchangeTimes(
+        served_s, handled_s, together_s, min(least.served_s, served_s), min(least.handled_s, handled_s)
+    )
+
+
+def _rehearsed(algorithm: Algorithm, size: int, optimizer: VectorOptimizer | None) -> ExchangeTimes:
+    """Return what exchanges of this size take."""
+    cluster = _Rehearsal(algorithm, size, deepcopy(optimizer))
+    cluster.run()
+    return cluster.times
 
 
 def _steps_together_s(rule: GroupRule, size: int) -> float:

@@ -22,7 +22,7 @@ from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector
-from nnlo_common.protocol import Action, Activity, Compute, Kind, Received, Send, Worker
+from nnlo_common.protocol import REPLIES, Action, Activity, Compute, Kind, Received, Send, Worker
 from nnlo_common.testing._schedules import ByTime, PendingRequest
 from nnlo_common.testing._training import VirtualRanks
 from nnlo_common.testing._virtual import VirtualCluster
@@ -195,9 +195,9 @@ class Ranks:
 class Costs:
     """What a training costs, as measured.
 
-    A server does one thing at a time: it receives a contribution, steps its part of the centre, and replies.
-    A worker reads ahead, so that a batch takes the longer one of its step and its reading. Times are those
-    of a rank that has a core to itself.
+    A server does one thing at a time: it receives a contribution, steps its part of the centre, and replies;
+    the time of a long message is that of the rank that receives it. A worker reads ahead, so that a batch
+    takes the longer one of its step and its reading. Times are those of a rank that has a core to itself.
 
     Attributes:
         step: of a worker's batch: forward, backward, and its own optimizer.
@@ -208,6 +208,8 @@ class Costs:
         commit: of a server for a contribution to the whole centre, without the messages.
         handle: of a worker for an exchange: making the contribution, and taking the reply; of a rank without
             a server: making its gradient one of all, beside their sum.
+        commit_least_s, handle_least_s: of these two, what they take however short the vectors are: with
+            several servers that comes for each.
         together_s: seconds of a rank's step with `Steady` without a server, in place of its optimizer's; 0:
             as long as that.
         read: of a batch; None: batches are there.
@@ -215,6 +217,7 @@ class Costs:
         bytes_per_s: of a long message.
         wire_bytes: of a number on its way.
         reduce_s: seconds for so many ranks to add up their gradients; None: a ring of `bytes_per_s`.
+        reduce_waits: how often so many ranks wait for each other in that; None: as in a ring.
         slow: how many times as long a worker takes, by its number from 0; others take 1.
         cores: that all ranks share, where they are on one host; None: each has one to itself.
         apart: batches are computed elsewhere than on cores, on a device of each rank.
@@ -235,12 +238,15 @@ class Costs:
     collect_s: float = 0.0
     commit: Durations | float | Sequence[float] = 0.0
     handle: Durations | float | Sequence[float] = 0.0
+    commit_least_s: float = 0.0
+    handle_least_s: float = 0.0
     together_s: float = 0.0
     read: Durations | float | Sequence[float] | None = None
     latency_s: float = 2e-5
     bytes_per_s: float = 1e10
     wire_bytes: int = FLOAT32
     reduce_s: Callable[[int], float] | None = None
+    reduce_waits: Callable[[int], int] | None = None
     slow: Mapping[int, float] = field(default_factory=dict)
     cores: int | None = None
     apart: bool = False
@@ -259,6 +265,8 @@ class Costs:
             ("optimizer_s", self.optimizer_s, 0.0),
             ("wrapped_s", self.wrapped_s, 0.0),
             ("collect_s", self.collect_s, 0.0),
+            ("commit_least_s", self.commit_least_s, 0.0),
+            ("handle_least_s", self.handle_least_s, 0.0),
             ("together_s", self.together_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
@@ -298,20 +306,32 @@ class Costs:
     @property
     def served_mean_s(self) -> float:
         """The mean time of one server for a contribution to the whole centre."""
-        return self._of("commit").mean + 2 * self.parameters * self.wire_bytes / self.bytes_per_s
+        return self._of("commit").mean + self.parameters * self.wire_bytes / self.bytes_per_s
 
     def message_s(self, numbers: float) -> float:
         """Return how long a message with so many numbers takes."""
         return self.latency_s + numbers * self.wire_bytes / self.bytes_per_s
 
     def served_s(self, draws: random.Random, numbers: float) -> float:
-        """Draw how long a server takes for a contribution of so many numbers, with both messages."""
-        share = numbers / self.parameters
-        return self._of("commit").draw(draws) * share + 2 * numbers * self.wire_bytes / self.bytes_per_s
+        """Draw how long a server takes for a contribution of so many numbers, from when it comes."""
+        return self._received_s(numbers) + self._share_s("commit", self.commit_least_s, draws, numbers)
 
-    def handled_s(self, draws: random.Random) -> float:
-        """Draw how long a worker takes for an exchange."""
+    def handled_s(self, draws: random.Random, numbers: float, *, receives: bool) -> float:
+        """Draw how long a worker takes for one of the two long messages of an exchange."""
+        seconds = self._share_s("handle", self.handle_least_s, draws, numbers) / 2
+        return seconds + receives * self._received_s(numbers)
+
+    def gathered_s(self, draws: random.Random) -> float:
+        """Draw how long a rank without a server takes to make its gradient one of all, beside their sum."""
         return self._of("handle").draw(draws)
+
+    def _received_s(self, numbers: float) -> float:
+        return numbers * self.wire_bytes / self.bytes_per_s
+
+    def _share_s(self, name: str, least_s: float, draws: random.Random, numbers: float) -> float:
+        """Draw what is taken for so many of all numbers."""
+        drawn = self._of(name).draw(draws)
+        return drawn - max(drawn - least_s, 0.0) * (1 - numbers / self.parameters)
 
     def reduced_s(self, ranks: int) -> float:
         """Return how long so many ranks take to add up their gradients."""
@@ -319,12 +339,22 @@ class Costs:
             return 0.0
         if self.reduce_s is not None:
             return self.reduce_s(ranks)
-        turns = 2 * (ranks - 1)
-        return turns * self.message_s(self.parameters / ranks)
+        return _turns(ranks) * self.message_s(self.parameters / ranks)
+
+    def waits(self, ranks: int) -> int:
+        """Return how often so many ranks wait for each other in a step: also before and after their sum."""
+        if ranks < 2:
+            return 0
+        return _MEETINGS + (self.reduce_waits or _turns)(ranks)
 
     def _of(self, name: str) -> Durations:
         found = getattr(self, name)
         return found if isinstance(found, Durations) else Durations(0.0)
+
+
+def _turns(ranks: int) -> int:
+    """Return the messages of a rank in a ring."""
+    return 2 * (ranks - 1)
 
 
 # -- servers and workers as they are, in virtual time ---------------------------------------------------
@@ -335,6 +365,11 @@ _NUMBERS = 2
 # cluster/transport/_backoff.py, with what the system takes to wake it. Before it naps it polls, which takes
 # the core from others: cluster/transport/_mpi.py.
 _NAP_S, _POLLED_S = 75e-6, 1e-4
+# What the ranks of a group tell each other in a step, beside the sum.
+_MEETINGS = 2
+# How much longer a worker's part takes where all cores are busy: others have used its caches since its last
+# one. Measured: 1.7 times the time of a core for a sum of four ranks with 48 on two cores.
+_COLD = 0.7
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
 
@@ -437,7 +472,7 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
     """Simulate ranks that make each step together, without a server."""
     draws = [random.Random(f"{seed} {member}") for member in range(ranks.training)]
     paces, computed_s = list[float](), 0.0
-    added_s = costs.reduced_s(ranks.training)
+    added_s = costs.reduced_s(ranks.training) + _polled_s(ranks.training, costs) * costs.waits(ranks.training)
     stepped_s = costs.together_s if ranks.training > 1 and ranks.algorithm.steps_groups else 0.0
     besides_s = costs.besides_s(ranks)
     for _ in range(steps):
@@ -446,7 +481,9 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
             for member, own in enumerate(draws)
         ]
         # As with a server, each makes its contribution and takes what comes of all, but after the others.
-        handled_s = costs.handled_s(draws[0]) if ranks.training > 1 else 0.0
+        handled_s = (
+            2 * costs.handled_s(draws[0], costs.parameters, receives=False) if ranks.training > 1 else 0.0
+        )
         longest_s = max(batches_s) if costs.apart else _together_s(batches_s, costs)
         seconds = longest_s + (added_s + handled_s) * _crowding(ranks.training, costs)
         computed_s += sum(batches_s) / len(batches_s)
@@ -467,6 +504,11 @@ def _crowding(working: int, costs: Costs) -> float:
     return 1.0 if costs.cores is None else max(working / costs.cores, 1.0)
 
 
+def _polled_s(working: int, costs: Costs) -> float:
+    """Return how long each of so many ranks polls when it waits, and takes a core that others need."""
+    return _POLLED_S if _crowding(working, costs) > 1 else 0.0
+
+
 def _together_s(seconds: Sequence[float], costs: Costs) -> float:
     """Return how long it takes until all have done their work that begin together and share the cores."""
     passed_s, done_s = 0.0, 0.0
@@ -481,10 +523,11 @@ class _SharedCores:
 
     Attributes:
         crowded: how many times as long workers, and servers, take as with a core to themselves.
+        cold: how many times as long a worker's part in an exchange, or in a sum, takes of a core.
     """
 
     def __init__(self) -> None:
-        self.crowded = {"worker": 1.0, "server": 1.0}
+        self.crowded, self.cold = {"worker": 1.0, "server": 1.0}, 1.0
         self._spans: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     def note(self, who: str, number: int, begin_s: float, seconds: float) -> None:
@@ -505,14 +548,16 @@ class _SharedCores:
         times, working = times[order], np.cumsum(np.tile([1, -1], len(spans))[order])
         pace = np.minimum(1.0, cores / np.maximum(working, 1))
         got = np.concatenate([[0.0], np.cumsum(np.diff(times) * pace[:-1])])
-        before = dict(self.crowded)
-        for who in before:
+        busy = np.minimum(working[:-1], cores) @ np.diff(times) / max(cores * (times[-1] - times[0]), 1e-12)
+        before, self.cold = {**self.crowded, "cold": self.cold}, 1 + _COLD * float(busy)
+        for who in self.crowded:
             own = np.concatenate([np.zeros((0, 2)), *(one for rank, one in found.items() if rank[0] == who)])
             if len(own):
                 done = np.interp(own[:, 1], times, got) - np.interp(own[:, 0], times, got)
                 self.crowded[who] = float((own[:, 1] - own[:, 0]).sum() / done.sum())
         self._spans = {}
-        return any(abs(self.crowded[who] - before[who]) > _ALIKE * before[who] for who in before)
+        found_now = {**self.crowded, "cold": self.cold}
+        return any(abs(found_now[name] - before[name]) > _ALIKE * before[name] for name in before)
 
 
 class _Timed(ByTime):
@@ -526,12 +571,13 @@ class _Timed(ByTime):
         self._of_servers = random.Random(seed)
         # A message of the simulation stands for one of so many numbers.
         self._numbers = costs.parameters / (_NUMBERS * FLOAT32 * ranks.servers)
-        naps = _crowding(ranks.size, costs) > 1
-        self._nap_s, self._polled_s = (_NAP_S, _POLLED_S) if naps else (0.0, 0.0)
+        self._polled_s = _polled_s(ranks.size, costs)
+        self._nap_s = _NAP_S if self._polled_s else 0.0
         self.clock_s: Mapping[int, float] = {}
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
         self.serves, self.server, self.serves_from_s = Kind.JOIN, 0, 0.0  # the request in hand
+        self.receives = False  # whether a worker works on a reply
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
@@ -545,7 +591,12 @@ class _Timed(ByTime):
         self.computed_s[rank] = self.computed_s.get(rank, 0.0) + sum(alone) / len(alone)
         crowded, begin_s = self._shared.crowded["worker"], self.clock_s[rank]
         taken = alone if self._costs.apart else [crowded * seconds for seconds in alone]
-        added_s = crowded * self._costs.reduced_s(self._ranks.group_size)
+        size = self._ranks.group_size
+        added_s = (
+            crowded
+            * self._shared.cold
+            * (self._costs.reduced_s(size) + self._polled_s * self._costs.waits(size))
+        )
         for member, seconds in zip(members, taken, strict=True):
             self._shared.note("worker", member, begin_s, 0.0 if self._costs.apart else seconds)
             self._shared.note("worker", member, begin_s + max(taken), added_s)
@@ -557,9 +608,10 @@ class _Timed(ByTime):
 
     def handle_s(self, rank: int, size: int) -> float:
         """Draw the time of a worker for one of the two long messages of an exchange."""
-        share = self._numbers_of(size) / self._costs.parameters
-        seconds = self._costs.handled_s(self._of_servers) * share / 2 + self._polled_s if size else 0.0
-        seconds *= self._shared.crowded["worker"]
+        numbers = self._numbers_of(size)
+        seconds = self._costs.handled_s(self._of_servers, numbers, receives=self.receives) if size else 0.0
+        seconds += self._polled_s * self.receives
+        seconds *= self._shared.crowded["worker"] * self._shared.cold
         self._shared.note("worker", self._members_of(rank)[0], self.clock_s[rank], seconds)
         return seconds
 
@@ -604,6 +656,7 @@ class _TimedCluster(VirtualCluster):
                 heapq.heappush(self._arrivals, (arrival_s, shard, rank, action.message.kind))
 
     def _work_on(self, rank: int, event: Received) -> None:
+        self._timed.receives = event.message.kind in REPLIES
         if event.message.kind is not Kind.SAMPLE:
             super()._work_on(rank, event)
 

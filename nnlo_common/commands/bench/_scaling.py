@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from html import escape
 from math import log2
 from pathlib import Path
@@ -35,7 +35,7 @@ from nnlo_common.cluster.transport._mpi4py import World
 from nnlo_common.cluster.transport._mpi_world import MPIWorld
 from nnlo_common.training._participant import Participant
 
-__all__ = ["ScalingFigures", "drawn", "run", "tables"]
+__all__ = ["PARAMETERS", "ScalingFigures", "ScalingLayout", "drawn", "measured", "run", "tables"]
 
 # -- tables and picture of the scaling studies ---------------------------------------------------------
 
@@ -173,6 +173,7 @@ COMPUTE_S = {"weak": 0.05, "strong": 0.8}
 _WARM_STEPS = {"weak": 10, "strong": 2}
 _STEPS = {"weak": 20, "strong": 10}
 _GROUP = 4
+_SLEEP_S = 0.02
 _LARGEST = 10_000_000  # bytes of a file of results
 
 
@@ -249,15 +250,15 @@ def run(facts: World, results: Path, picture: Path | None, seconds: float, worke
         if told["known"]:
             continue
         try:
-            measured = _measured(world, layout)
+            new = measured(world, layout)
         except NNLOError as error:  # the ranks that this layout does not need would wait
             print(f"error: {layout}: {error}", file=sys.stderr, flush=True)
             world.abort(1)
-        if world.rank == 0 and measured is not None:
+        if world.rank == 0 and new is not None:
             with append_file(results) as file:
-                file.write(f"{json.dumps(asdict(measured))}\n".encode())
-            share = f"{measured.efficiency:.3f}"
-            print(f"{layout}: efficiency {share}, load {measured.load:.1f}", file=sys.stderr, flush=True)
+                file.write(f"{json.dumps(asdict(new))}\n".encode())
+            share = f"{new.efficiency:.3f}"
+            print(f"{layout}: efficiency {share}, load {new.load:.1f}", file=sys.stderr, flush=True)
     if world.rank == 0:
         found = _read(results)
         print(tables(found))
@@ -276,16 +277,20 @@ def _same(layout: ScalingLayout, measured: ScalingFigures) -> bool:
     return all(getattr(measured, name) == value for name, value in asdict(layout).items())
 
 
-def _measured(world: MPIWorld, layout: ScalingLayout) -> ScalingFigures | None:
-    """Train in this layout; return its figures on rank 0. The ranks that it does not need wait."""
+def measured(world: MPIWorld, layout: ScalingLayout) -> ScalingFigures | None:
+    """Train in this layout; return its figures on rank 0. The ranks that it does not need sleep."""
     ranks = layout.servers + layout.computing
     efficiency = _trained(world.part(range(ranks)), layout) if world.rank < ranks else 0.0
+    all_here = world.facts.comm.Ibarrier()
+    while not all_here.Test():
+        time.sleep(_SLEEP_S)  # polls of fifty ranks that wait as in a training would take a core
     shares = [float(text) for text in world.gather_text(repr(efficiency))]
     computing = [one for one in shares if one > 0]
     if world.rank != 0:
         return None
     mean = sum(computing) / len(computing)
-    return ScalingFigures(**asdict(layout), efficiency=mean, least=min(computing), load=os.getloadavg()[0])
+    shown = {one.name: getattr(layout, one.name) for one in fields(ScalingLayout)}
+    return ScalingFigures(**shown, efficiency=mean, least=min(computing), load=os.getloadavg()[0])
 
 
 def _trained(part: MPIWorld, layout: ScalingLayout) -> float:
