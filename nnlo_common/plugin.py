@@ -77,6 +77,7 @@ from nnlo_common.simulation import Advice
 from nnlo_common.simulation._probe import StepParts
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._collectives import Trained, unwired, vectors_in_turn
+from nnlo_common.training._gradients_ahead import GradientsAhead, MadeGradients
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
 from nnlo_common.training._plan import readable
@@ -144,6 +145,7 @@ __all__ = [
     "FileSource",
     "Files",
     "GradientSum",
+    "GradientsAhead",
     "Group",
     "GroupRank",
     "HDF5Source",
@@ -156,6 +158,7 @@ __all__ = [
     "LeasedBatches",
     "LedgerClient",
     "MOST_PASSES",
+    "MadeGradients",
     "Moment",
     "Moves",
     "Moving",

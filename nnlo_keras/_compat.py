@@ -524,6 +524,11 @@ def memory_of_tensor(tensor: Any) -> Any:
 
 
 @_TORCH.uses("_foreach_copy_")
+def changes_of(tensor: Any) -> int:
+    """Return how often a torch tensor was changed in place, as far as autograd counts it."""
+    return int(tensor._version)
+
+
 def copy_all(places: list[Any], tensors: list[Any]) -> None:
     """Copy torch tensors into others in one call."""
     import torch

@@ -388,6 +388,8 @@ class Distribute(keras.callbacks.Callback):
         self._served = None
         if team.member.group is None:
             self._exchanges = Exchanges(team, weights, wrappers, rates, sizes, undisturbed=undisturbed)
+            if self._exchanges.ahead is not None:
+                self._restore.append(self._exchanges.ahead.release)
         else:
             grouped = GroupExchanges(team, weights, wrappers, rates, sizes=sizes, model=self.model)
             self._exchanges = grouped

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import NoteQuery, Session, Vector
+from nnlo_common.plugin import GradientsAhead, NoteQuery, Session, Vector
 from nnlo_keras._callbacks._rank_callback import numbers
 from nnlo_keras._compat import data_of_fit, samples_counted, synchronise
 from nnlo_keras._weights import Weights
@@ -205,6 +205,7 @@ class Exchanges:
         in_epoch: number of batches so far in this epoch.
         weight_in_epoch: the weight of these, in a group of all its ranks' too: their samples, if known.
         passes: those over the data; None: each epoch is one.
+        ahead: sends gradients while they are made, if this worker is to.
     """
 
     def __init__(
@@ -229,6 +230,8 @@ class Exchanges:
                 f"{type(wrappers[0]).__name__} needs the gradient of each batch, but compile() was given "
                 f"steps_per_execution={sizes.per_execution}; leave steps_per_execution out"
             )
+        overlaps = wrappers[0].ranks.overlap and not team.serves
+        self.ahead = GradientsAhead(team, weights.leaving()) if overlaps else None
         self.in_epoch = 0
         self.passes: Passes | None = None
         self._repeats = (
@@ -372,6 +375,8 @@ class Exchanges:
 
     def _step(self) -> None:
         """Exchange, for all batches since the previous exchange."""
+        if self.ahead is not None:
+            self.ahead.settle()
         if self._sums:
             self._team.step(self._taken_weight(), self._change_gradient)
             if self._steps_here or not self._team.gathered:

@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
 from nnlo_common import ConfigurationError, FlatVector
-from nnlo_common.plugin import Moves, Stretch, Vector, unwired
+from nnlo_common.plugin import MadeGradients, Moves, Stretch, Vector, unwired
 from nnlo_keras._compat import memory_of_tensor, synchronise, trained_by
 from nnlo_keras._flat_variables import flat_variables
 from nnlo_keras._stretches import OptionsByPlace, own_momentum, without_momentum
@@ -245,6 +245,20 @@ class Weights:
         np.copyto(self.gradient.vector, gradient)
         for one in self._sums:
             one.resume()
+
+    def leaving(self) -> MadeGradients:
+        """Return the gradients that may leave while they are made.
+
+        Raises:
+            ConfigurationError: there are several optimizers.
+        """
+        if len(self._sums) > 1:
+            raise ConfigurationError(
+                "a model with several optimizers cannot have overlap=True: a step may make gradients of one "
+                "of them; leave overlap out"
+            )
+        one: Any = self._sums[0]  # only that of torch gets here: Wrapper.check_options
+        return cast(MadeGradients, one)
 
     @property
     def gradient(self) -> FlatVector:

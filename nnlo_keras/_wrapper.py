@@ -98,6 +98,12 @@ class Delegation(OptimizerInside):
             ConfigurationError: there is one.
         """
         rule, inner, name = self.algorithm, self.inner_optimizer, type(self).__name__
+        if self.ranks.overlap and keras.backend.backend() != "torch":
+            raise ConfigurationError(
+                f"{name} with overlap=True is possible only on the back end torch, which says when a "
+                f"gradient is made, but Keras runs on {keras.backend.backend()}; leave overlap out, or use "
+                "lag=1"
+            )
         if inner.global_clipnorm and self.ranks.servers > 1 and rule.optimizer_runs == "center":
             raise ConfigurationError(
                 f"{name} with servers={self.ranks.servers} cannot wrap an optimizer with "

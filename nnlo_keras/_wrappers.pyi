@@ -35,6 +35,7 @@ class AGN(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -61,6 +62,8 @@ class AGN(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -80,6 +83,7 @@ class DiLoCo(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -106,6 +110,8 @@ class DiLoCo(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -127,6 +133,7 @@ class Downpour(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -156,6 +163,8 @@ class Downpour(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -173,6 +182,7 @@ class DynSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -197,6 +207,8 @@ class DynSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -221,6 +233,7 @@ class EAMSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -253,6 +266,8 @@ class EAMSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -278,6 +293,7 @@ class EASGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -310,6 +326,8 @@ class EASGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -330,6 +348,7 @@ class GEM(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -358,6 +377,8 @@ class GEM(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -376,6 +397,7 @@ class LocalSGD(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -401,6 +423,8 @@ class LocalSGD(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -422,6 +446,7 @@ class Steady(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -450,6 +475,8 @@ class Steady(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 
@@ -467,6 +494,7 @@ class Synchronous(Wrapper):
         stall_timeout_s: float | None = None,
         spares: int = 0,
         heir: bool | None = None,
+        overlap: bool = False,
         name: str | None = None,
     ) -> None:
         """Wrap an optimizer.
@@ -491,6 +519,8 @@ class Synchronous(Wrapper):
             heir: the first worker holds a copy of the server's state, and serves in its place once it has
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
+            overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             name: as for any optimizer.
         """
 

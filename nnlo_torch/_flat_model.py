@@ -26,7 +26,7 @@ import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
 from nnlo_common.plugin import PRESENT, Vector, laid_out, vectors_in_turn
-from nnlo_torch._compat import children_of, copy_all, parameters_of, saved_buffers
+from nnlo_torch._compat import changes_of, children_of, copy_all, parameters_of, saved_buffers
 
 __all__ = ["FlatModel", "Storage", "buffers_of", "layout_of", "modules_of", "named_parameters"]
 
@@ -145,6 +145,15 @@ def _refuse_shared_memory(
                         "own memory: Parameter(values.clone())"
                     )
             reaching.append((name, one))
+
+
+def _when_made(tensor: torch.Tensor, call: Callable[[], None]) -> torch.utils.hooks.RemovableHandle:
+    trained = tensor.requires_grad
+    tensor.requires_grad_(True)  # torch takes no hook of a frozen one, but keeps it
+    hook: torch.utils.hooks.RemovableHandle
+    hook = tensor.register_post_accumulate_grad_hook(lambda _: call())  # type: ignore[no-untyped-call]
+    tensor.requires_grad_(trained)
+    return hook
 
 
 def _bytes_of(tensor: torch.Tensor) -> range:
@@ -331,20 +340,27 @@ class FlatModel:
             if tensor.grad is not None and tensor.grad.is_sparse:
                 self._refuse_sparse(index)
 
-    def when_made(self, call: Callable[[int, torch.Tensor], None]) -> list[torch.utils.hooks.RemovableHandle]:
-        """Call a function with an index and its parameter each time that a backward pass has made a gradient.
+    def when_made(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Call a function with an index each time that a backward pass has made a gradient.
 
         Also of parameters that are frozen now: fine-tuning unfreezes them later.
+
+        Returns:
+            Ends that.
         """
-        handles = []
-        for index, tensor in enumerate(self.tensors):
-            trained = tensor.requires_grad
-            tensor.requires_grad_(True)  # torch takes no hook of a frozen one, but keeps it
-            handles.append(
-                tensor.register_post_accumulate_grad_hook(partial(call, index))  # type: ignore[no-untyped-call]
-            )
-            tensor.requires_grad_(trained)
-        return handles
+        handles = [_when_made(tensor, partial(call, index)) for index, tensor in enumerate(self.tensors)]
+
+        def forget() -> None:
+            for handle in handles:
+                handle.remove()
+            handles.clear()
+
+        return forget
+
+    def made(self, index: int) -> tuple[object | None, int]:
+        """Return a parameter's gradient, and how often it was changed in place."""
+        gradient = self.tensors[index].grad
+        return gradient, 0 if gradient is None else changes_of(gradient)
 
     def trained(self) -> list[bool]:
         """Return for each parameter whether it is not frozen now."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
-
 from nnlo_common import ConfigurationError
 from nnlo_common.plugin import GroupRank
 from nnlo_torch._compat import after_backward
@@ -126,7 +124,7 @@ class GroupGradients:
         self._weight, self._samples = weight, samples
         self._on, self._queued, self._made = True, False, False
         self._buckets = Buckets(group, flat_model) if group.reducer.overlaps else None
-        self._hooks = flat_model.when_made(self._noticed)
+        self._forget = flat_model.when_made(self._noticed)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -145,11 +143,9 @@ class GroupGradients:
 
     def release(self) -> None:
         """Leave the gradients alone from now on."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._forget()
 
-    def _noticed(self, index: int, tensor: torch.Tensor) -> None:  # noqa: ARG002 - a hook's argument
+    def _noticed(self, index: int) -> None:
         if not self._on:
             return
         if not self._queued:

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 
 from nnlo_common import ConfigurationError
-from nnlo_common.plugin import ALGORITHMS, Periodic, RankOptions, RankWorld, Session, readable
-from nnlo_torch._ahead import GradientsAhead
+from nnlo_common.plugin import (
+    ALGORITHMS,
+    GradientsAhead,
+    Periodic,
+    RankOptions,
+    RankWorld,
+    Session,
+    readable,
+)
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._flat_model import FlatModel
 from nnlo_torch._group_gradients import GroupGradients

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnlo_common import FlatVector
+from nnlo_common import ConfigurationError, FlatVector
 from nnlo_common.plugin import (
     GradientSum,
     GroupRank,
@@ -23,10 +23,9 @@ from nnlo_common.plugin import (
     Vector,
     laid_out,
 )
-from nnlo_torch._ahead import check_for_overlap
 from nnlo_torch._center import TorchCenterOptimizer
 from nnlo_torch._compat import BatchNorm
-from nnlo_torch._flat_model import FlatModel, buffers_of, named_parameters
+from nnlo_torch._flat_model import FlatModel, Storage, buffers_of, named_parameters
 from nnlo_torch._group_gradients import GroupGradients
 from nnlo_torch._joint import JointTraining
 from nnlo_torch._schedules import GroupOptions
@@ -214,7 +213,7 @@ def join_team(
         others=[pair for module in modules for pair in module.named_parameters()],
     )
     if joint.ranks.overlap:
-        check_for_overlap(flat_model)
+        _check_for_overlap(flat_model)
     buffers = buffers_of(modules)
     steps = optimizers if runs == "worker" else [one.local for one in members]
 
@@ -273,3 +272,14 @@ def _group_gradients(joint: JointTraining, group: GroupRank, flat_model: FlatMod
         return 0 if training is None else training.step_weights.received
 
     return GroupGradients(group, flat_model, weight, samples)
+
+
+def _check_for_overlap(flat_model: FlatModel) -> None:
+    """Refuse parameters whose gradients must be copied before they can leave."""
+    for name, tensor, storage in zip(flat_model.names, flat_model.tensors, flat_model.storages, strict=True):
+        if storage is not Storage.VIEW:
+            raise ConfigurationError(
+                f"overlap=True is possible only with dense float32 parameters on the CPU, but {name} is "
+                f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, or use "
+                "lag=1"
+            )

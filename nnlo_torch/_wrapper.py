@@ -18,6 +18,7 @@ from nnlo_common import ConfigurationError
 from nnlo_common.plugin import (
     AS_YOURS,
     Algorithm,
+    GradientsAhead,
     RankOptions,
     RankWorld,
     WrapperBase,
@@ -29,7 +30,6 @@ from nnlo_common.plugin import (
     readable,
     warn,
 )
-from nnlo_torch._ahead import GradientsAhead
 from nnlo_torch._compat import global_hooks, hooks_of, stepped, watch_saves, without_hooks
 from nnlo_torch._hand_changes import HandChanges, renormed
 from nnlo_torch._joint import JointTraining, joint_training

@@ -68,7 +68,7 @@ class AGN(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -119,7 +119,7 @@ class DiLoCo(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -175,7 +175,7 @@ class Downpour(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -222,7 +222,7 @@ class DynSGD(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -284,7 +284,7 @@ class EAMSGD(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -347,7 +347,7 @@ class EASGD(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -401,7 +401,7 @@ class GEM(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -450,7 +450,7 @@ class LocalSGD(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -505,7 +505,7 @@ class Steady(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.
@@ -552,7 +552,7 @@ class Synchronous(Wrapper):
                 died, with several servers as many workers, one for each; else it does so under mpiexec
                 --with-ft ulfm, where it can and memory allows.
             overlap: send a gradient to the servers while the backward pass makes the rest of it; PyTorch
-                on CPUs, an exchange in each step, lag=0.
+                on CPUs, also under Keras, an exchange in each step, lag=0.
             model: the model that owns the parameters; None: search for it. Its buffers, such as running
                 statistics, are averaged over the workers.
             world: the ranks; None: MPI's if a launcher has started this process, else this process alone.

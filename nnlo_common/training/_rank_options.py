@@ -85,8 +85,8 @@ class RankOptions:
     )
     overlap: bool = option(
         False,
-        "send a gradient to the servers while the backward pass makes the rest of it; PyTorch on CPUs, an "
-        "exchange in each step, lag=0",
+        "send a gradient to the servers while the backward pass makes the rest of it; PyTorch on CPUs, also "
+        "under Keras, an exchange in each step, lag=0",
     )
 
     def __post_init__(self) -> None:
@@ -153,11 +153,6 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
-        if self.overlap and "overlap" in _lacking(framework):
-            raise ConfigurationError(
-                "overlap=True is possible only with the wrappers of nnlo_torch: PyTorch alone says when a "
-                "gradient is made; leave overlap out, or use lag=1"
-            )
 
     @property
     def grouped(self) -> bool:
@@ -221,13 +216,7 @@ def roles_taken_from(given: dict[str, Any], user: str) -> Roles:
 
 @functools.cache
 def rank_options_for(framework: str) -> Mapping[str, Declared]:
-    """Return the declarations for the wrappers of a framework, which may have fewer."""
+    """Return the declarations for the wrappers of a framework, which may have fewer ways to add up."""
     ways: Any = Literal.__getitem__(ways_of(framework))
     one = RANK_OPTIONS["all_reduce"]
-    found = {name: option for name, option in RANK_OPTIONS.items() if name not in _lacking(framework)}
-    return {**found, "all_reduce": replace(one, type=ways)}
-
-
-def _lacking(framework: str) -> tuple[str, ...]:
-    """Return the options that the wrappers of a framework do not have."""
-    return () if framework == "nnlo_torch" else ("overlap",)
+    return {**RANK_OPTIONS, "all_reduce": replace(one, type=ways)}

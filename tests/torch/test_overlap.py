@@ -21,8 +21,8 @@ FUNCTIONAL = torch.nn.functional
 
 @pytest.fixture(autouse=True)
 def _all_is_worth_sending(monkeypatch):
-    monkeypatch.setattr("nnlo_torch._ahead._WORTH_SENDING", 1)
-    monkeypatch.setattr("nnlo_torch._ahead._WORTH_A_PART", 14)
+    monkeypatch.setattr("nnlo_common.training._gradients_ahead._WORTH_SENDING", 1)
+    monkeypatch.setattr("nnlo_common.training._gradients_ahead._WORTH_A_PART", 14)
 
 
 class Net(torch.nn.Module):

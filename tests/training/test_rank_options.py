@@ -50,17 +50,6 @@ def test_a_framework_shows_its_own_ways_only():
     assert ways("nnlo_torch") == tuple(ALL_REDUCES)
 
 
-def test_an_option_of_one_framework_is_shown_there_and_refused_elsewhere_by_name():
-    assert "overlap" in rank_options_for("nnlo_torch")
-    assert "overlap" not in rank_options_for("nnlo_keras")
-    for framework in ("nnlo_keras", ""):
-        with pytest.raises(
-            ConfigurationError, match=r"^X: overlap=True is possible only with the wrappers of"
-        ):
-            RankOptions.taken_from({"overlap": True}, "X", framework)
-    assert RankOptions.taken_from({"overlap": True}, "X", "nnlo_torch").overlap
-
-
 def test_what_is_given_is_what_differs():
     every = RankOptions(servers=3, group_size=2, all_reduce="mpi", stall_timeout_s=7.5)
     assert RankOptions().given() == {"servers": 1}

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Container, Mapping
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from nnlo_common import ConfigurationError, Layout
-from nnlo_common.plugin import Session, Vector, warn
-from nnlo_torch._compat import changes_of
-from nnlo_torch._flat_model import FlatModel, Storage
+from nnlo_common.base._errors import warn
+from nnlo_common.base._flat_vector import FlatVector, Layout, Vector
+from nnlo_common.training._session import Session
 
-__all__ = ["GradientsAhead", "check_for_overlap"]
+__all__ = ["GradientsAhead", "MadeGradients"]
 
 # Numbers that are worth a message: half a megabyte.
 _WORTH_SENDING = 1 << 17
@@ -32,15 +32,40 @@ _COMPARED = 16
 _IN_VAIN = 3
 
 
-def check_for_overlap(flat_model: FlatModel) -> None:
-    """Refuse parameters whose gradients must be copied before they can leave."""
-    for name, tensor, storage in zip(flat_model.names, flat_model.tensors, flat_model.storages, strict=True):
-        if storage is not Storage.VIEW:
-            raise ConfigurationError(
-                f"overlap=True is possible only with dense float32 parameters on the CPU, but {name} is "
-                f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, or use "
-                "lag=1"
-            )
+#: A gradient as a framework holds it, None if there is none, and how often it was changed in place.
+_Made: TypeAlias = tuple[object | None, int]
+
+
+class MadeGradients(Protocol):
+    """A model's gradients, which a backward pass makes one after another; parameters have numbers from 0.
+
+    Attributes:
+        sent: the parameters whose gradients have left for the servers, so that they are not collected again.
+    """
+
+    sent: Container[int]
+
+    @property
+    def gradient(self) -> FlatVector:
+        """The vector that they are sent from."""
+
+    def trained(self) -> list[bool]:
+        """Return for each parameter whether it is not frozen now."""
+
+    def made(self, index: int) -> _Made:
+        """Return a parameter's gradient of this step as it is now."""
+
+    def place_of(self, part: range) -> slice:
+        """Return the place of neighbouring parameters in the vector, with their marks."""
+
+    def apart(self, part: range, least: int) -> Mapping[int, tuple[slice, Vector]]:
+        """Return the places and numbers of long gradients that lie outside of the vector, by parameter."""
+
+    def collect(self, part: range, apart: Container[int] = ()) -> None:
+        """Move gradients into the vector, but for those that stay apart, and mark which there are."""
+
+    def when_made(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Call a function each time that a gradient is made, until what is returned is called."""
 
 
 class GradientsAhead:
@@ -48,23 +73,23 @@ class GradientsAhead:
 
     Args:
         team: the training.
-        flat_model: its model, of which a worker sends the gradient of each step.
+        gradients: of its model, which a worker sends in each step.
     """
 
-    def __init__(self, team: Session, flat_model: FlatModel) -> None:
-        self._team, self._flat_model = weakref.ref(team), flat_model
+    def __init__(self, team: Session, gradients: MadeGradients) -> None:
+        self._team, self._gradients = weakref.ref(team), gradients
         self._thread = threading.get_ident()
-        self._places = _places(flat_model.gradient.layout)
-        self._trained = flat_model.trained()
+        self._places = _places(gradients.gradient.layout)
+        self._trained = gradients.trained()
         self._in_vain, self._on = 0, True
         self._begin()
-        self._hooks = flat_model.when_made(self._noticed)
+        self._forget = gradients.when_made(self._noticed)
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
         left = range(self._sent, len(self._trained))
         as_sent = not self._again and self._all_are_as_sent(left)
-        self._flat_model.sent = left if as_sent else ()
+        self._gradients.sent = left if as_sent else ()
         if not as_sent:
             self._withdraw()
             self._in_vain += 1
@@ -81,43 +106,40 @@ class GradientsAhead:
 
     def release(self) -> None:
         """Leave the gradients alone from now on."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._flat_model.sent = ()
+        self._forget()
+        self._gradients.sent = ()
 
     def _begin(self) -> None:
         count = len(self._trained)
-        self._made: dict[int, tuple[torch.Tensor | None, int]] = {}  # since the last step, as they were
+        self._made: dict[int, _Made] = {}  # since the last step, as they were
         self._next, self._sent = count - 1, count  # the last that is not made; the first that has left
         self._again = False  # a gradient was made once more
         self._apart: dict[int, tuple[slice, Vector]] = {}  # what has left from outside of the vector
         self._losses = 0  # servers that had died when the first of it left
         self._numbers: list[tuple[slice, npt.NDArray[np.uint32]]] = []  # what has left, where it is compared
 
-    def _noticed(self, index: int, tensor: torch.Tensor) -> None:
+    def _noticed(self, index: int) -> None:
         if not self._on or self._again or threading.get_ident() != self._thread:
             return
         if index in self._made:  # a step was left out, or passes are added up
             self._again = True
             return
         if not self._made:
-            self._trained = self._flat_model.trained()  # what was frozen before may be trained now
-        gradient = tensor.grad
-        self._made[index] = gradient, 0 if gradient is None else changes_of(gradient)
+            self._trained = self._gradients.trained()  # what was frozen before may be trained now
+        self._made[index] = self._gradients.made(index)
         while self._next >= 0 and (self._next in self._made or not self._trained[self._next]):
             self._next -= 1
         made = range(self._next + 1, self._sent)
         if not made:
             return
-        place, team = self._flat_model.place_of(made), self._team()
+        place, team = self._gradients.place_of(made), self._team()
         if team is not None and place.stop - place.start >= _WORTH_SENDING:
             self._sent = made.start
             if not self._numbers:
                 self._losses = team.losses
-            apart = self._flat_model.apart(made, _WORTH_A_PART) if team.may_leave_apart else {}
-            self._apart |= apart
-            self._flat_model.collect(made, apart)
+            apart = self._gradients.apart(made, _WORTH_A_PART) if team.may_leave_apart else {}
+            self._apart.update(apart)
+            self._gradients.collect(made, apart)
             first, last = np.searchsorted(self._places, (place.start, place.stop))
             self._numbers.append((slice(first, last), self._compared(slice(first, last))))
             team.send_ahead(place.start, [*apart.values()])
@@ -125,7 +147,7 @@ class GradientsAhead:
     def _compared(self, part: slice) -> npt.NDArray[np.uint32]:
         """The bits of the gradient now, at some of the places where they are compared."""
         places = self._places[part]
-        found = self._flat_model.gradient.vector[places]
+        found = self._gradients.gradient.vector[places]
         for place, numbers in self._apart.values():
             first, last = np.searchsorted(places, (place.start, place.stop))
             found[first:last] = numbers[places[first:last] - place.start]
@@ -139,14 +161,14 @@ class GradientsAhead:
         lost = team is not None and team.losses > self._losses
         if lost or not all(map(self._is_as_sent, left)):
             return False
-        self._flat_model.collect(left, self._apart)  # small gradients do not lie in the vector
+        self._gradients.collect(left, self._apart)  # small gradients do not lie in the vector
         return all(np.array_equal(self._compared(part), before) for part, before in self._numbers)
 
     def _is_as_sent(self, index: int) -> bool:
         """Whether a gradient that has left is still what it was."""
-        now = self._flat_model.tensors[index].grad
-        gradient, version = self._made.get(index, (None, 0))
-        return now is gradient and (now is None or changes_of(now) == version)
+        now, changes = self._gradients.made(index)
+        gradient, before = self._made.get(index, (None, 0))
+        return now is gradient and changes == before
 
     def _withdraw(self) -> None:
         team = self._team()
