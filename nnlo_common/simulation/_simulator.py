@@ -22,7 +22,7 @@ from nnlo_common.algorithms._optimizers import SGD
 from nnlo_common.base._arguments import is_number, whole_number
 from nnlo_common.base._errors import ConfigurationError
 from nnlo_common.base._flat_vector import FlatVector
-from nnlo_common.protocol import REPLIES, Action, Activity, Compute, Kind, Received, Send, Worker
+from nnlo_common.protocol import Action, Activity, Compute, Kind, Received, Send, Worker
 from nnlo_common.testing._schedules import ByTime, PendingRequest
 from nnlo_common.testing._training import VirtualRanks
 from nnlo_common.testing._virtual import VirtualCluster
@@ -314,19 +314,26 @@ class Costs:
 
     def served_s(self, draws: random.Random, numbers: float) -> float:
         """Draw how long a server takes for a contribution of so many numbers, from when it comes."""
-        return self._received_s(numbers) + self._share_s("commit", self.commit_least_s, draws, numbers)
+        return self.received_s(numbers) + self._share_s("commit", self.commit_least_s, draws, numbers)
 
-    def handled_s(self, draws: random.Random, numbers: float, *, receives: bool) -> float:
-        """Draw how long a worker takes for one of the two long messages of an exchange."""
-        seconds = self._share_s("handle", self.handle_least_s, draws, numbers) / 2
-        return seconds + receives * self._received_s(numbers)
+    def handled_s(self, draws: random.Random, numbers: float) -> float:
+        """Draw how long a worker takes for one of the two long messages of an exchange, when it is there."""
+        return self._share_s("handle", self.handle_least_s, draws, numbers) / 2
+
+    def received_s(self, numbers: float, *, streams: bool = False) -> float:
+        """Return how long a rank takes to receive so many numbers.
+
+        Args:
+            numbers: their number.
+            streams: they come while the server still makes the rest of them.
+        """
+        seconds = numbers * self.wire_bytes / self.bytes_per_s
+        meanwhile_s = self._of("commit").mean * numbers / self.parameters if streams else 0.0
+        return max(seconds - meanwhile_s, 0.0)
 
     def gathered_s(self, draws: random.Random) -> float:
         """Draw how long a rank without a server takes to make its gradient one of all, beside their sum."""
         return self._of("handle").draw(draws)
-
-    def _received_s(self, numbers: float) -> float:
-        return numbers * self.wire_bytes / self.bytes_per_s
 
     def _share_s(self, name: str, least_s: float, draws: random.Random, numbers: float) -> float:
         """Draw what is taken for so many of all numbers."""
@@ -481,9 +488,7 @@ def _in_step(ranks: Ranks, costs: Costs, steps: int, seed: int) -> Forecast:
             for member, own in enumerate(draws)
         ]
         # As with a server, each makes its contribution and takes what comes of all, but after the others.
-        handled_s = (
-            2 * costs.handled_s(draws[0], costs.parameters, receives=False) if ranks.training > 1 else 0.0
-        )
+        handled_s = costs.gathered_s(draws[0]) if ranks.training > 1 else 0.0
         longest_s = max(batches_s) if costs.apart else _together_s(batches_s, costs)
         seconds = longest_s + (added_s + handled_s) * _crowding(ranks.training, costs)
         computed_s += sum(batches_s) / len(batches_s)
@@ -577,7 +582,7 @@ class _Timed(ByTime):
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
         self.serves, self.server, self.serves_from_s = Kind.JOIN, 0, 0.0  # the request in hand
-        self.receives = False  # whether a worker works on a reply
+        self.receives, self.streams = False, False  # whether it is a reply; whether it comes as it is made
 
     def compute_s(self, rank: int) -> float:
         """Draw the time of one gradient: of the slowest rank of a group, with the sum of all."""
@@ -602,15 +607,22 @@ class _Timed(ByTime):
             self._shared.note("worker", member, begin_s + max(taken), added_s)
         return max(taken) + added_s
 
-    def communicate_s(self, size: int) -> float:  # noqa: ARG002 - its length costs the ranks time, not the way
+    def communicate_s(self, size: int) -> float:
         """Return the time of a message between a server's and a worker's hands."""
-        return self._costs.latency_s + self._nap_s
+        behind = self.receives and self._ranks.algorithm.lag  # what a worker waits for it receives itself
+        received_s = self._costs.received_s(self._numbers_of(size)) if behind else 0.0
+        return self._costs.latency_s + self._nap_s + received_s
 
     def handle_s(self, rank: int, size: int) -> float:
         """Draw the time of a worker for one of the two long messages of an exchange."""
+        if not size:
+            return 0.0
         numbers = self._numbers_of(size)
-        seconds = self._costs.handled_s(self._of_servers, numbers, receives=self.receives) if size else 0.0
-        seconds += self._polled_s * self.receives
+        seconds = self._costs.handled_s(self._of_servers, numbers)
+        if self.receives:
+            seconds += self._polled_s
+        if self.receives and not self._ranks.algorithm.lag:  # else a thread does it beside the batches
+            seconds += self._costs.received_s(numbers, streams=self.streams and not self._polled_s)
         seconds *= self._shared.crowded["worker"] * self._shared.cold
         self._shared.note("worker", self._members_of(rank)[0], self.clock_s[rank], seconds)
         return seconds
@@ -648,6 +660,7 @@ class _TimedCluster(VirtualCluster):
         schedule.clock_s = self._clock_s
 
     def _perform_worker(self, rank: int, actions: Sequence[Action]) -> None:
+        self._timed.receives = False
         super()._perform_worker(rank, actions)
         for action in actions:
             if isinstance(action, Send):
@@ -656,9 +669,12 @@ class _TimedCluster(VirtualCluster):
                 heapq.heappush(self._arrivals, (arrival_s, shard, rank, action.message.kind))
 
     def _work_on(self, rank: int, event: Received) -> None:
-        self._timed.receives = event.message.kind in REPLIES
         if event.message.kind is not Kind.SAMPLE:
             super()._work_on(rank, event)
+
+    def _deliver(self, shard: int, reply: Send) -> None:
+        self._timed.receives, self._timed.streams = True, reply.fill is not None
+        super()._deliver(shard, reply)
 
     def _choose(self) -> PendingRequest | None:
         if not self._arrivals:
@@ -690,10 +706,12 @@ class _Simulation:
         self._warm = every * max(math.ceil(steps / 5 / every), 1)
         self._counted = every * max(math.ceil(steps / every), 2)
         self._times: dict[int, list[float]] = {rank: [] for rank in cell.ranks}
-        workers = cell.make_workers(None)
+        workers, servers = cell.make_workers(None), cell.make_servers(SGD(0.0) if center else None)
+        for server in servers:
+            server.by_parts = True  # as in a training
         self._schedule = _Timed(ranks, costs, seed, shared)
         self._cluster = _TimedCluster(
-            cell.make_servers(SGD(0.0) if center else None),
+            servers,
             {worker.rank: worker for worker in workers},
             {worker.rank: self._program(worker) for worker in workers},
             schedule=self._schedule,

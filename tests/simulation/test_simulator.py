@@ -50,9 +50,8 @@ def test_steps_between_exchanges_are_one_longer_thought():
 def test_equal_durations_give_the_bound_of_the_slower_one(workers, servers):
     costs = Costs(step=0.05, parameters=1_000_000, commit=0.001, latency_s=1e-4, bytes_per_s=8e9)
     run = simulate(Ranks(algorithm=Downpour(), workers=workers, servers=servers), costs, steps=60)
-    received_s = 4e6 / 8e9  # of a contribution by the servers, of the replies by the worker
-    served_s = (0.001 + received_s) / servers
-    cycle_s = 0.05 + 2e-4 + served_s + received_s
+    served_s = (0.001 + 4e6 / 8e9) / servers  # the worker receives the reply meanwhile
+    cycle_s = 0.05 + 2e-4 + served_s
     assert run.batches_per_s == pytest.approx(min(workers / cycle_s, 1 / served_s), rel=0.03)
     assert run.busy == pytest.approx(min(1.0, run.batches_per_s * served_s), abs=0.03)
 
@@ -68,6 +67,20 @@ def test_a_full_centre_is_twice_as_fast_on_two_servers(algorithm):
     together += 0.004 if together else 0.0  # and all receive the centre
     assert one == pytest.approx(32 / (32 * 0.008 + together), rel=0.03)
     assert two == pytest.approx(32 / (32 * 0.004 + together), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "waits_s"),
+    [
+        (Downpour(), 0.03 + 0.01),  # the reply comes while the server steps
+        (Synchronous(), 0.03 + 0.02),  # and here once it has
+        (Downpour(lag=1), 0.0),  # a thread receives it
+    ],
+)
+def test_who_receives_a_message_takes_its_time(algorithm, waits_s):
+    costs = Costs(step=0.06, parameters=1_000_000, commit=0.01, latency_s=0, bytes_per_s=4e6 / 0.02)
+    run = simulate(Ranks(algorithm=algorithm, workers=1), costs)
+    assert 1 / run.batches_per_s == pytest.approx(0.06 + waits_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("servers", [1, 2, 4])
