@@ -189,6 +189,7 @@ class Advice:
             collect_s=self._copied_s,
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
+            copied_s=4 * facts.parameters / facts.copy_bytes_per_s if facts.one_host else 0.0,
             reduce_s=shared_s if facts.one_host else None,
             reduce_waits=shared_waits if facts.one_host else None,
             slow={rank: factor for rank, factor in enumerate(facts.slow) if factor > 1},

@@ -210,6 +210,8 @@ class Costs:
             a server: making its gradient one of all, beside their sum.
         commit_least_s, handle_least_s: of these two, what they take however short the vectors are: with
             several servers that comes for each.
+        copied_s: of `commit`, what it takes to copy the centre for a reply: spared where each rank has a
+            core, as workers of the server's host then read it where it lies.
         together_s: seconds of a rank's step with `Steady` without a server, in place of its optimizer's; 0:
             as long as that.
         read: of a batch; None: batches are there.
@@ -240,6 +242,7 @@ class Costs:
     handle: Durations | float | Sequence[float] = 0.0
     commit_least_s: float = 0.0
     handle_least_s: float = 0.0
+    copied_s: float = 0.0
     together_s: float = 0.0
     read: Durations | float | Sequence[float] | None = None
     latency_s: float = 2e-5
@@ -267,6 +270,7 @@ class Costs:
             ("collect_s", self.collect_s, 0.0),
             ("commit_least_s", self.commit_least_s, 0.0),
             ("handle_least_s", self.handle_least_s, 0.0),
+            ("copied_s", self.copied_s, 0.0),
             ("together_s", self.together_s, 0.0),
             ("bytes_per_s", self.bytes_per_s, 1.0),
             *((f"slow[{worker}]", factor, 1e-9) for worker, factor in self.slow.items()),
@@ -312,9 +316,11 @@ class Costs:
         """Return how long a message with so many numbers takes."""
         return self.latency_s + numbers * self.wire_bytes / self.bytes_per_s
 
-    def served_s(self, draws: random.Random, numbers: float) -> float:
+    def served_s(self, draws: random.Random, numbers: float, *, copies: bool = True) -> float:
         """Draw how long a server takes for a contribution of so many numbers, from when it comes."""
-        return self.received_s(numbers) + self._share_s("commit", self.commit_least_s, draws, numbers)
+        spared_s = 0.0 if copies else self.copied_s * numbers / self.parameters
+        seconds = self._share_s("commit", self.commit_least_s, draws, numbers)
+        return self.received_s(numbers) + max(seconds - spared_s, 0.0)
 
     def handled_s(self, draws: random.Random, numbers: float) -> float:
         """Draw how long a worker takes for one of the two long messages of an exchange, when it is there."""
@@ -582,6 +588,7 @@ class _Timed(ByTime):
         self.computed_s: dict[int, float] = {}
         self.served_total_s = 0.0
         self.serves, self.server, self.serves_from_s = Kind.JOIN, 0, 0.0  # the request in hand
+        self.lends = False  # whether replies are the centre
         self.receives, self.streams = False, False  # whether it is a reply; whether it comes as it is made
 
     def compute_s(self, rank: int) -> float:
@@ -634,7 +641,9 @@ class _Timed(ByTime):
             seconds = sampled * self._costs.wire_bytes / self._costs.bytes_per_s
         else:
             numbers = self._numbers_of(size)
-            seconds = self._costs.served_s(self._of_servers, numbers) + self._polled_s if size else 0.0
+            copies = not self.lends or self._polled_s > 0
+            seconds = self._costs.served_s(self._of_servers, numbers, copies=copies) if size else 0.0
+            seconds += self._polled_s if size else 0.0
         seconds *= self._shared.crowded["server"]
         self._shared.note("server", self.server, self.serves_from_s, seconds)
         self.served_total_s += seconds
@@ -710,6 +719,7 @@ class _Simulation:
         for server in servers:
             server.by_parts = True  # as in a training
         self._schedule = _Timed(ranks, costs, seed, shared)
+        self._schedule.lends = all(server.rule.replies_center for server in servers)
         self._cluster = _TimedCluster(
             servers,
             {worker.rank: worker for worker in workers},

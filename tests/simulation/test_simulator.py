@@ -83,6 +83,16 @@ def test_who_receives_a_message_takes_its_time(algorithm, waits_s):
     assert 1 / run.batches_per_s == pytest.approx(0.06 + waits_s, rel=1e-6)
 
 
+@pytest.mark.parametrize("cores", [None, 1, 2])
+@pytest.mark.parametrize(("algorithm", "spared_s"), [(Synchronous(), 0.01), (EASGD(every=1), 0.0)])
+def test_a_reply_that_is_the_centre_is_copied_where_cores_are_short(algorithm, spared_s, cores, monkeypatch):
+    monkeypatch.setattr(_simulator, "_NAP_S", 0.0)
+    monkeypatch.setattr(_simulator, "_POLLED_S", 1e-12)
+    costs = Costs(step=0.06, commit=0.03, copied_s=0.01, cores=cores, **FREE)
+    run = simulate(Ranks(algorithm=algorithm, workers=1), costs)
+    assert 1 / run.batches_per_s == pytest.approx(0.09 - (0.0 if cores == 1 else spared_s), rel=1e-6)
+
+
 @pytest.mark.parametrize("servers", [1, 2, 4])
 def test_what_an_exchange_takes_at_least_comes_with_each_server(servers):
     costs = Costs(step=0.05, commit=0.01, commit_least_s=0.002, handle=0.008, handle_least_s=0.004, **FREE)
