@@ -380,8 +380,8 @@ _NUMBERS = 2
 _NAP_S, _POLLED_S = 75e-6, 1e-4
 # What the ranks of a group tell each other in a step, beside the sum.
 _MEETINGS = 2
-# How much longer a worker's part takes where all cores are busy: others have used its caches since its last
-# one. Measured: 1.7 times the time of a core for a sum of four ranks with 48 on two cores.
+# How much longer a worker's part takes where all cores are busy, and shared: others have used its caches.
+# Measured: 1.7 times the time of a core for a sum of four ranks with 48 on two cores.
 _COLD = 0.7
 # Ranks that share cores: repeat until times change by less than this, at most so often.
 _ALIKE, _MOST_REPEATS = 0.01, 12
@@ -560,7 +560,8 @@ class _SharedCores:
         pace = np.minimum(1.0, cores / np.maximum(working, 1))
         got = np.concatenate([[0.0], np.cumsum(np.diff(times) * pace[:-1])])
         busy = np.minimum(working[:-1], cores) @ np.diff(times) / max(cores * (times[-1] - times[0]), 1e-12)
-        before, self.cold = {**self.crowded, "cold": self.cold}, 1 + _COLD * float(busy)
+        shared = min(max(len(found) / cores - 1, 0), 1)
+        before, self.cold = {**self.crowded, "cold": self.cold}, 1 + _COLD * float(busy) * shared
         for who in self.crowded:
             own = np.concatenate([np.zeros((0, 2)), *(one for rank, one in found.items() if rank[0] == who)])
             if len(own):
