@@ -10,7 +10,7 @@ import pytest
 
 from nnlo_common import AGN, EASGD, GEM, ConfigurationError, DiLoCo, Downpour, LocalSGD, Steady, Synchronous
 from nnlo_common.simulation import Costs, Durations, Forecast, Ranks, _simulator, simulate
-from nnlo_common.simulation._simulator import _COLD, _NAP_S, _POLLED_S, gain_of
+from nnlo_common.simulation._simulator import _COLD, _NAP_S, _POLLED_S, _SharedCores, gain_of
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -331,6 +331,16 @@ def test_a_worker_finds_its_caches_used_where_cores_are_busy():
     assert simulate(Ranks(algorithm=Downpour(), workers=4), seldom, steps=500).batches_per_s == pytest.approx(
         4 / 1.01, rel=0.04
     )
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.0), (3, 0.5), (4, 1.0), (9, 1.0)])
+def test_caches_are_used_by_others_as_far_as_ranks_share_a_core(ranks, share):
+    cores = _SharedCores()
+    for number in range(ranks):
+        cores.note("worker" if number else "server", number, 0.0, 1.0)
+    cores.share(2)
+    assert cores.cold == pytest.approx(1 + _COLD * share)
+    assert cores.crowded["worker"] == pytest.approx(max(ranks / 2, 1))
 
 
 def test_what_ranks_do_beside_their_devices_takes_cores(warm):
