@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -68,13 +69,11 @@ def link_speed(world: MPIWorld) -> float:
     """Return the bytes per second of a message as long as the gradient, between the first two ranks."""
     comm, other, times = world.facts.comm, 1 - world.rank, []
     sent, got = np.ones(PARAMETERS, np.float32), np.empty(PARAMETERS, np.float32)
+    there, back = partial(comm.Send, sent, other, _TAG), partial(comm.Recv, got, other, _TAG)
     for _ in range(_ROUNDS):
         began_s = time.perf_counter()
-        if world.rank == 0:
-            comm.Send(sent, other, _TAG)
-        comm.Recv(got, other, _TAG)
-        if world.rank == 1:
-            comm.Send(sent, other, _TAG)
+        for call in (there, back) if world.rank < other else (back, there):
+            call()
         times.append(time.perf_counter() - began_s)
     return 2 * sent.nbytes / float(np.median(times))
 
@@ -104,7 +103,7 @@ def compare(chosen: argparse.Namespace) -> int:
     logging.getLogger("nnlo_common.cluster.transport").setLevel(logging.ERROR)
     speed = link_speed(world) if world.rank < 2 else 0.0
     world.gather_text("")
-    known = replace(facts(), within_bytes_per_s=speed) if world.rank == 0 else None
+    known = None if world.rank else replace(facts(), within_bytes_per_s=speed)
     if known is not None:
         begin_table("workers", "compute for", "layout", "predicted", "measured", "off by")
     missed = 0

@@ -208,7 +208,7 @@ class Advice:
         if algorithm.optimizer_runs == "center" and not algorithm.steps_groups:
             # The core's optimizer was timed, and the script's steps the centre.
             slower_s = self._got * max(facts.optimizer_s - facts.commit_s, 0.0)
-            times = times._replace(served_s=times.served_s + slower_s)
+            times = ExchangeTimes(times.served_s + slower_s, *times[1:])
         return _with_exchanges(self.costs, times, packing=packing)
 
     @property
