@@ -357,6 +357,9 @@ class FlatModel:
 
         return forget
 
+    def complete(self) -> None:
+        """Do nothing: a step takes the gradients that are there."""
+
     def made(self, index: int) -> tuple[object | None, int]:
         """Return a parameter's gradient, and how often it was changed in place."""
         gradient = self.tensors[index].grad

@@ -55,6 +55,9 @@ class MadeGradients(Protocol):
     def made(self, index: int) -> _Made:
         """Return a parameter's gradient of this step as it is now."""
 
+    def complete(self) -> None:
+        """Take note that the step has all its gradients: what has been made, but not taken, is none."""
+
     def place_of(self, part: range) -> slice:
         """Return the place of neighbouring parameters in the vector, with their marks."""
 
@@ -87,6 +90,7 @@ class GradientsAhead:
 
     def settle(self) -> None:
         """Before a step: withdraw what has left if it is not the step's gradient."""
+        self._gradients.complete()
         left = range(self._sent, len(self._trained))
         as_sent = not self._again and self._all_are_as_sent(left)
         self._gradients.sent = left if as_sent else ()

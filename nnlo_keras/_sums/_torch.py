@@ -132,6 +132,11 @@ class TorchSum:
         gradient = self._now(index)
         return gradient, 0 if gradient is None else changes_of(gradient)
 
+    def complete(self) -> None:
+        """Take note that the step has all its gradients: what the optimizer has not got is none."""
+        if self._given is None:
+            self._given = {}
+
     def place_of(self, part: range) -> slice:
         """Return the place of neighbouring variables in the vector, with their marks."""
         return slice(self.gradient.layout.segments[part.start].offset, int(self._marks[part.stop - 1]) + 1)
