@@ -101,8 +101,8 @@ class GradientsAhead:
                 self._on = False
                 warn(
                     "overlap=True brings nothing here: gradients change between backward() and step(), by "
-                    "clipping, a scaled loss or several backward passes, and are sent again; from now on they "
-                    "leave with the step. Leave overlap out, or use lag=1"
+                    "clipping, a scaled loss or several backward passes, and are sent again; from now on "
+                    "they leave with the step. Leave overlap out, or use lag=1"
                 )
         elif self._made:
             self._in_vain = 0

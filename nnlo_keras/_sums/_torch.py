@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ class TorchSum:
         self.sent: Container[int] = ()
         self._waits = False  # whether first gradients stay where they are
         self._given: dict[int, torch.Tensor] | None = None  # those of this sum, once they are added
+        self._changes: dict[int, int] = {}  # how often each of those had been changed then
 
     def tie(self, vectors: Sequence[FlatVector], model: Any) -> None:  # noqa: ARG002 - as for all back ends
         """Set the vectors that take the sums, in turn."""
@@ -57,6 +58,7 @@ class TorchSum:
         """Add one gradient or None for each variable."""
         if self._waits and self._given is None:
             self._given = {index: one for index, one in enumerate(gradients) if one is not None}
+            self._changes = {index: changes_of(one) for index, one in self._given.items()}
             self._there = [one is not None for one in gradients]
             return
         self._take_all()
@@ -133,9 +135,14 @@ class TorchSum:
         return gradient, 0 if gradient is None else changes_of(gradient)
 
     def complete(self) -> None:
-        """Take note that the step has all its gradients: what the optimizer has not got is none."""
+        """Take note that the step has all its gradients: what the optimizer has not got is none.
+
+        Raises:
+            ConfigurationError: a gradient is not what the optimizer has got any more.
+        """
         if self._given is None:
             self._given = {}
+        self._refuse_changes(self._given)
 
     def place_of(self, part: range) -> slice:
         """Return the place of neighbouring variables in the vector, with their marks."""
@@ -194,8 +201,18 @@ class TorchSum:
     def _take_all(self) -> None:
         """Copy the first gradients into the sum, to which others may be added now."""
         if self._given:
+            self._refuse_changes(self._given)
             self._take([*self._given])
             self._given = {}
+
+    def _refuse_changes(self, given: Mapping[int, torch.Tensor]) -> None:
+        for index, gradient in given.items():
+            if changes_of(gradient) != self._changes[index]:
+                raise ConfigurationError(
+                    f"overlap=True was given, but the gradient of {self._variables[index].path} was changed "
+                    "after the optimizer got it and before it was sent, by train_step or a callback; if by "
+                    "another backward(), call model.zero_grad() before that, or leave overlap out"
+                )
 
     @torch.no_grad()
     def _take(self, part: Sequence[int]) -> None:

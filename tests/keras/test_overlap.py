@@ -103,6 +103,25 @@ class Seldom(Model):
         return {"loss": loss}
 
 
+class Afterwards(Model):
+    """Its step adds to gradients that the optimizer has got."""
+
+    steps = 1
+
+    def train_step(self, data):
+        found = super().train_step(data)
+        self.compute_loss(data[0], data[1], self(data[0])).backward()
+        if self.steps > 1:
+            self.optimizer.apply([one.value.grad for one in self.trainable_variables])
+        return found
+
+
+class AndAgain(Afterwards):
+    """The optimizer gets them once more."""
+
+    steps = 2
+
+
 class Apart(Model):
     """Its step makes gradients that autograd puts nowhere."""
 
@@ -126,7 +145,7 @@ def scaled():
     return keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
 
 
-def train(make, wrapper, *, optimizer=sgd, workers=1, **options):
+def train(make, wrapper, *, optimizer=sgd, workers=1, scale=None, **options):
     """Train on so many workers; return the weights of each rank, and how often what was sent."""
     servers = options.setdefault("servers", 1)
 
@@ -135,7 +154,10 @@ def train(make, wrapper, *, optimizer=sgd, workers=1, **options):
         model(np.zeros((1, 3), "f4"))
         draw = np.random.default_rng(3)
         model.set_weights([draw.normal(size=one.shape).astype("f4") for one in model.get_weights()])
-        model.compile(wrapper(optimizer(), **options), "binary_crossentropy")
+        wrapped = wrapper(optimizer(), **options)
+        if scale:
+            wrapped = keras.optimizers.LossScaleOptimizer(wrapped, initial_scale=scale)
+        model.compile(wrapped, "binary_crossentropy")
         x, y = nk.shard(*samples(), world=world, servers=servers)
         callbacks = [nk.Distribute(world=world)]
         model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=callbacks)
@@ -224,6 +246,26 @@ def test_other_back_ends_refuse_it_by_name():
 def test_what_cannot_be_had_is_refused_by_name(wrapper, options, problem):
     with pytest.raises(ConfigurationError, match=f"overlap=True is not possible {problem}"):
         train(Model, wrapper, overlap=True, workers=2, **options)
+
+
+@on_torch
+@pytest.mark.parametrize("make", [Afterwards, AndAgain])
+def test_a_gradient_that_changes_after_the_step_is_refused_by_name(make):
+    with pytest.raises(ConfigurationError, match="kernel was changed after the optimizer got it"):
+        train(make, nk.Downpour, overlap=True)
+
+
+@on_torch
+@pytest.mark.filterwarnings("ignore:overlap=True brings nothing here")
+def test_a_step_that_overflows_moves_nothing():
+    def make():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="mixed_float16")])
+
+    expected, _ = train(make, nk.Downpour, scale=1e30)
+    found, _ = train(make, nk.Downpour, scale=1e30, overlap=True)
+    assert np.isfinite(expected).all()
+    for one, other in zip(found, expected, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @on_torch
