@@ -523,12 +523,13 @@ def memory_of_tensor(tensor: Any) -> Any:
         raise _TENSORFLOW.changed(f"{type(tensor).__name__} has no _numpy any more") from error
 
 
-@_TORCH.uses("_foreach_copy_")
+@_TORCH.uses("_version")
 def changes_of(tensor: Any) -> int:
     """Return how often a torch tensor was changed in place, as far as autograd counts it."""
     return int(tensor._version)
 
 
+@_TORCH.uses("_foreach_copy_")
 def copy_all(places: list[Any], tensors: list[Any]) -> None:
     """Copy torch tensors into others in one call."""
     import torch
