@@ -153,6 +153,11 @@ class RankOptions:
                 f"{way.framework}; use one of {', '.join(map(repr, ways))}"
             )
         ALL_REDUCES[self.all_reduce].check()
+        if self.overlap and not framework:
+            raise ConfigurationError(
+                "overlap=True is possible only with the wrappers of nnlo_torch and nnlo_keras: PyTorch alone "
+                "says when a gradient is made; leave overlap out, or use lag=1"
+            )
 
     @property
     def grouped(self) -> bool:

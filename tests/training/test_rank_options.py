@@ -50,6 +50,14 @@ def test_a_framework_shows_its_own_ways_only():
     assert ways("nnlo_torch") == tuple(ALL_REDUCES)
 
 
+def test_overlap_is_refused_by_name_where_no_framework_says_when_a_gradient_is_made():
+    with pytest.raises(ConfigurationError, match=r"^X: overlap=True is possible only with the wrappers of"):
+        RankOptions.taken_from({"overlap": True}, "X")
+    for framework in ("nnlo_torch", "nnlo_keras"):
+        assert "overlap" in rank_options_for(framework)
+        assert RankOptions.taken_from({"overlap": True}, "X", framework).overlap
+
+
 def test_what_is_given_is_what_differs():
     every = RankOptions(servers=3, group_size=2, all_reduce="mpi", stall_timeout_s=7.5)
     assert RankOptions().given() == {"servers": 1}
