@@ -77,7 +77,7 @@ from nnlo_common.simulation import Advice
 from nnlo_common.simulation._probe import StepParts
 from nnlo_common.training._all_reduce import Reducer
 from nnlo_common.training._collectives import Trained, unwired, vectors_in_turn
-from nnlo_common.training._gradients_ahead import GradientsAhead, MadeGradients
+from nnlo_common.training._gradients_ahead import GradientsAhead, MadeGradients, when_made
 from nnlo_common.training._group_rank import GroupRank
 from nnlo_common.training._joining import launched, planned
 from nnlo_common.training._plan import readable
@@ -277,6 +277,7 @@ __all__ = [
     "warn",
     "watched_use",
     "when_chosen",
+    "when_made",
     "whole",
     "whole_file",
     "whole_number",

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector, Layout, Segment
-from nnlo_common.plugin import PRESENT, Vector, laid_out, vectors_in_turn
+from nnlo_common.plugin import PRESENT, Vector, laid_out, vectors_in_turn, when_made
 from nnlo_torch._compat import changes_of, children_of, copy_all, parameters_of, saved_buffers
 
 __all__ = ["FlatModel", "Storage", "buffers_of", "layout_of", "modules_of", "named_parameters"]
@@ -145,15 +145,6 @@ def _refuse_shared_memory(
                         "own memory: Parameter(values.clone())"
                     )
             reaching.append((name, one))
-
-
-def _when_made(tensor: torch.Tensor, call: Callable[[], None]) -> torch.utils.hooks.RemovableHandle:
-    trained = tensor.requires_grad
-    tensor.requires_grad_(True)  # torch takes no hook of a frozen one, but keeps it
-    hook: torch.utils.hooks.RemovableHandle
-    hook = tensor.register_post_accumulate_grad_hook(lambda _: call())  # type: ignore[no-untyped-call]
-    tensor.requires_grad_(trained)
-    return hook
 
 
 def _bytes_of(tensor: torch.Tensor) -> range:
@@ -348,14 +339,7 @@ class FlatModel:
         Returns:
             Ends that.
         """
-        handles = [_when_made(tensor, partial(call, index)) for index, tensor in enumerate(self.tensors)]
-
-        def forget() -> None:
-            for handle in handles:
-                handle.remove()
-            handles.clear()
-
-        return forget
+        return when_made(self.tensors, call)
 
     def complete(self) -> None:
         """Do nothing: a step takes the gradients that are there."""

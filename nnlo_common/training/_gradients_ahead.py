@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from nnlo_common.base._errors import warn
 from nnlo_common.base._flat_vector import FlatVector, Layout, Vector
 from nnlo_common.training._session import Session
 
-__all__ = ["GradientsAhead", "MadeGradients"]
+__all__ = ["GradientsAhead", "MadeGradients", "when_made"]
 
 # Numbers that are worth a message: half a megabyte.
 _WORTH_SENDING = 1 << 17
@@ -178,6 +179,37 @@ class GradientsAhead:
         team = self._team()
         if team is not None:
             team.withdraw()
+
+
+def when_made(parameters: Iterable[Any], call: Callable[[int], None]) -> Callable[[], None]:
+    """Call a function with a number each time that a backward pass of PyTorch has made a gradient.
+
+    Also of parameters that are frozen now: fine-tuning unfreezes them later.
+
+    Args:
+        parameters: PyTorch's, numbered from 0.
+        call: takes the number.
+
+    Returns:
+        Ends that.
+    """
+    handles = []
+    for index, tensor in enumerate(parameters):
+        trained = tensor.requires_grad
+        tensor.requires_grad_(True)  # PyTorch takes no hook of a frozen one, but keeps it
+        handles.append(tensor.register_post_accumulate_grad_hook(partial(_without_tensor, call, index)))
+        tensor.requires_grad_(trained)
+
+    def forget() -> None:
+        for handle in handles:
+            handle.remove()
+        handles.clear()
+
+    return forget
+
+
+def _without_tensor(call: Callable[[int], None], index: int, tensor: object) -> None:  # noqa: ARG001
+    call(index)
 
 
 def _places(layout: Layout) -> npt.NDArray[np.int64]:

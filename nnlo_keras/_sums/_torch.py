@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from nnlo_common import ConfigurationError, FlatVector
-from nnlo_common.plugin import PRESENT, Vector
+from nnlo_common.plugin import PRESENT, Vector, when_made
 from nnlo_keras._compat import add_all, changes_of, copy_all, value_of
 
 __all__ = ["TorchSum"]
@@ -176,18 +175,13 @@ class TorchSum:
                     f"is {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}; leave overlap out, "
                     "or use lag=1"
                 )
-        handles = [
-            _when_made(value_of(variable), partial(call, index))
-            for index, variable in enumerate(self._variables)
-        ]
+        end = when_made(map(value_of, self._variables), call)
         self._waits = True
 
         def forget() -> None:
             self._take_all()
             self._waits = False
-            for handle in handles:
-                handle.remove()
-            handles.clear()
+            end()
 
         return forget
 
@@ -221,11 +215,3 @@ class TorchSum:
         there = [(total, gradient) for total, gradient in found if gradient is not None]
         if there:
             copy_all(*map(list, zip(*there, strict=True)))
-
-
-def _when_made(tensor: Any, call: Callable[[], None]) -> torch.utils.hooks.RemovableHandle:
-    trained = tensor.requires_grad
-    tensor.requires_grad_(True)  # torch takes no hook of a frozen one, but keeps it
-    hook = tensor.register_post_accumulate_grad_hook(lambda _: call())
-    tensor.requires_grad_(trained)
-    return hook
